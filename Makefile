@@ -1,0 +1,36 @@
+# Each target does its own set-up: `make demo` and `make test` work from a fresh clone with python3 and pip alone.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install demo test slow check bench clean
+
+install: .venv/installed
+
+# torch first and alone: its pin takes the CPU build, and nothing may pull in another.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/keepstep demo
+
+test: install
+	$(BIN)/pytest
+
+slow: install
+	$(BIN)/pytest --slow
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf .venv runs build dist

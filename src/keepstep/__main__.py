@@ -1,0 +1,7 @@
+"""`python -m keepstep`."""
+
+import sys
+
+from keepstep.cli import main
+
+sys.exit(main())

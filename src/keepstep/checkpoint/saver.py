@@ -1,0 +1,133 @@
+"""Saves a run: copies its state aside, then writes and commits it, by default while training goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from keepstep.checkpoint.store import FileRecord, Manifest, Store, record, sync_file, write_durably
+from keepstep.checkpoint.tree import Tensors, take_apart
+from keepstep.errors import CheckpointError
+
+STATE = "state.json"
+
+
+class Saver:
+    """At most one save is being written at a time: a second waits for it, so that nothing piles up."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        group: dist.ProcessGroup | None,
+        nonce: str,
+        in_background: bool,
+        on_commit: Callable[[Manifest, float], None],
+    ) -> None:
+        self._store, self._rank, self._group, self._nonce = store, rank, group, nonce
+        self._in_background, self._on_commit = in_background, on_commit
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._snapshot: Any = None
+        self._steps = set(store.steps())
+        """Steps that are saved or being saved, the same set on every worker."""
+
+    def warm_up(self) -> None:
+        """Imports DCP (half a second) beside the first steps, rather than in the first save."""
+        # Not a daemon: one that is torn away in the middle of an import, at exit, aborts the process.
+        threading.Thread(target=_import_dcp, name="keepstep-import").start()
+
+    def has(self, step: int) -> bool:
+        return step in self._steps
+
+    def forget_after(self, step: int) -> None:
+        self._steps = {saved for saved in self._steps if saved <= step}
+
+    def save(self, manifest: Manifest, state: dict[str, Any], rank_state: dict[str, Any], wait: bool) -> None:
+        """Copies the state to host memory, then writes it; collective.
+
+        `state` is the same run-wide state on every worker, or its own shard of it; `rank_state` is this worker's own.
+        """
+        self.wait()
+        from keepstep.checkpoint.dcp import Snapshot
+
+        tensors: Tensors = {}
+        state_json = json.dumps({key: take_apart(part, key, tensors) for key, part in state.items()})
+        rank_json = json.dumps(take_apart(rank_state, f"rank_{self._rank}", tensors))
+        self._snapshot = self._snapshot or Snapshot()
+        self._snapshot.take(tensors, self._rank == 0)
+        self._steps.add(manifest.step)
+        if wait or not self._in_background:
+            self._write(manifest, state_json, rank_json)
+            return
+        self._thread = threading.Thread(
+            target=self._write_beside, args=(manifest, state_json, rank_json), name="keepstep-save", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the save that is under way is committed; raises what went wrong in it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raises what went wrong in a save beside training, at the first boundary after it."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write_beside(self, manifest: Manifest, state_json: str, rank_json: str) -> None:
+        try:
+            self._write(manifest, state_json, rank_json)
+        except Exception as error:  # raised at the next boundary, in the thread that can stop the run
+            self._error = error
+
+    def _write(self, manifest: Manifest, state_json: str, rank_json: str) -> None:
+        from keepstep.checkpoint.dcp import write
+
+        started = time.perf_counter()
+        try:
+            folder = self._store.begin(manifest.step, self._nonce)
+
+            def commit(files: dict[str, FileRecord]) -> None:
+                self._commit(folder, manifest, state_json, files)
+                self._on_commit(manifest, time.perf_counter() - started)
+
+            write(folder, self._snapshot, self._rank, rank_json, self._group, commit)
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(self._explain(manifest.step, error)) from error
+
+    def _commit(self, folder: Path, manifest: Manifest, state_json: str, files: dict[str, FileRecord]) -> None:
+        from keepstep.checkpoint.dcp import INDEX
+
+        write_durably(folder / STATE, state_json)
+        sync_file(folder / INDEX)
+        files = {**files, **{name: record(folder / name) for name in (STATE, INDEX)}}
+        self._store.commit(folder, replace(manifest, files=files, created=time.time(), torch=torch.__version__))
+        self._store.prune()
+
+    def _explain(self, step: int, error: Exception) -> str:
+        newest = self._store.steps()[-1:]
+        kept = f"the newest good one is step {newest[0]}" if newest else "there is none before it"
+        cause = error if isinstance(error, OSError) else error.__cause__
+        advice = ""
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "; make room, or lower --keep, and start the same command again"
+        elif isinstance(cause, PermissionError) or getattr(cause, "errno", None) == errno.EROFS:
+            advice = "; make the folder writable, or give another --storage"
+        return f"the checkpoint of step {step} could not be written ({error}); {kept}{advice}"
+
+
+def _import_dcp() -> None:
+    import keepstep.checkpoint.dcp  # noqa: F401

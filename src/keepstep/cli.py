@@ -1,0 +1,142 @@
+"""The `keepstep` command: parses and calls, decides nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from keepstep.config import SETTINGS, flag
+from keepstep.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, KeepstepError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.call(arguments)
+        return code
+    except KeepstepError as error:
+        print(f"keepstep: {error.title}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("keepstep: stopped at once; what was saved is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `keepstep runs | head`
+        sys.stderr.close()
+        return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from keepstep.engines import Outcome
+    from keepstep.supervisor import supervise
+    from keepstep.worker import Target
+
+    settings = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name, None) is not None}
+    result = supervise(settings, Target(arguments.target, tuple(arguments.arguments)))
+    return {Outcome.FINISHED: 0, Outcome.STOPPED: EXIT_STOPPED, Outcome.FAILED: EXIT_FAILED}[result.outcome]
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from keepstep.show import print_runs
+
+    return print_runs(Path(arguments.storage))
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from keepstep.show import print_run
+
+    return print_run(Path(arguments.storage), arguments.name)
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from keepstep.doctor import print_report
+
+    return print_report()
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from keepstep.demo import demo
+
+    return demo(Path(arguments.storage))
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from keepstep.recipes import copy_recipe
+
+    return copy_recipe(arguments.recipe, Path(arguments.folder or arguments.recipe))
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from keepstep.checkpoint.export import choose_step, export
+    from keepstep.checkpoint.store import Store
+    from keepstep.show import existing_run
+
+    folder = existing_run(Path(arguments.storage), arguments.name)
+    store = Store(folder.checkpoints, keep=1)
+    step = choose_step(store, arguments.checkpoint)
+    output = Path(arguments.output or f"{arguments.name}-step{step}.safetensors")
+    count = export(store, step, output, arguments.model)
+    print(f"{output}: {count} tensors of step {step}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="keepstep", description=__doc__)
+    from keepstep import __version__
+
+    parser.add_argument("--version", action="version", version=f"keepstep {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add(commands, "runs", _runs, "list the runs")
+    show = _add(commands, "show", _show, "show one run: settings, metrics, failures, where the time went")
+    show.add_argument("name", help="the run's name")
+    _add(commands, "doctor", _doctor, "say what this machine has and lacks", storage=False)
+    _add(commands, "demo", _demo, "train, kill a worker, recover, and compare with a run that was not killed")
+    new = _add(commands, "new", _new, "start a project from a recipe", storage=False)
+    new.add_argument("recipe", help="which one; a wrong name lists them")
+    new.add_argument("folder", nargs="?", help="where to put it (default: a folder named like the recipe)")
+    export = _add(commands, "export", _export, "write a checkpoint's weights as plain safetensors")
+    export.add_argument("name", help="the run's name")
+    export.add_argument("--checkpoint", default="newest", help="newest, best, or a step (default: %(default)s)")
+    export.add_argument("--format", default="safetensors", choices=("safetensors",), help="default: %(default)s")
+    export.add_argument("--model", default="model", help="which, where several were prepared (default: %(default)s)")
+    export.add_argument("--output", help="file to write (default: NAME-stepN.safetensors)")
+    return parser
+
+
+def _add(
+    commands: Any, name: str, call: Callable[[argparse.Namespace], int], help: str, storage: bool = True
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
+    parser.set_defaults(call=call)
+    if storage:
+        parser.add_argument("--storage", default="runs", help="folder of the run folders (default: %(default)s)")
+    return parser
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a training script, or resume it",
+        description="Runs a training script on one or many workers; the same --name again resumes it.",
+        usage="keepstep run [options] SCRIPT [its arguments ...]",
+    )
+    run.set_defaults(call=_run)
+    for name, setting in SETTINGS.items():
+        default, choices = setting.default, setting.metadata["choices"]
+        shown = "" if default in (None, False) else f" (default: {default})"
+        text = (setting.metadata["help"] + shown).replace("%", "%%")
+        if isinstance(default, bool):
+            run.add_argument(flag(name), action="store_true", default=None, help=text)
+        else:
+            kind = int if isinstance(default, int) else str
+            run.add_argument(flag(name), type=kind, choices=choices, default=None, help=text)
+    run.add_argument("target", metavar="SCRIPT", help="a script, or package.module:function")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="what stands after the script is the script's")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Every setting of a run: one frozen dataclass per concern, whose fields are the command line's flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from keepstep.errors import ConfigError
+
+STRATEGIES = ("auto", "single", "ddp", "fsdp", "fsdp2")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+ENGINES = ("auto", "inprocess", "torchrun")
+DEVICES = ("auto", "cpu", "cuda")
+
+_DURATIONS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+
+T = TypeVar("T")
+
+
+def setting(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field that is also a flag: its help text stands where the field does."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How workers are started, and how often a failure is forgiven."""
+
+    workers: int = setting(1, "number of workers (processes) in all, over all nodes")
+    engine: str = setting("auto", "what starts the workers; auto: inprocess for 1 worker, else torchrun", ENGINES)
+    nodes: int = setting(1, "number of machines; start the same command on each")
+    node_rank: int = setting(0, "which of the machines this is, from 0")
+    rendezvous: str | None = setting(None, "HOST:PORT of node 0, the same on every node")
+    max_failures: int = setting(3, "failures forgiven before the run is given up")
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"--workers is {self.workers}; at least 1 is needed")
+        if self.max_failures < 0:
+            raise ConfigError(f"--max-failures is {self.max_failures}; 0 or more is needed")
+        if self.nodes < 1 or not 0 <= self.node_rank < self.nodes:
+            raise ConfigError(
+                f"--node-rank {self.node_rank} with --nodes {self.nodes}: node ranks go from 0 to nodes - 1"
+            )
+        if self.nodes > 1 and not self.rendezvous:
+            raise ConfigError(f"--nodes {self.nodes} needs --rendezvous HOST:PORT, an address of node 0 that all reach")
+        if self.workers % self.nodes:
+            raise ConfigError(
+                f"{self.workers} workers do not divide over {self.nodes} nodes; --workers counts all of them"
+            )
+        if self.engine == "inprocess" and self.workers > 1:
+            raise ConfigError(f"--engine inprocess runs 1 worker, not {self.workers}; leave --engine out")
+
+    @property
+    def workers_per_node(self) -> int:
+        return self.workers // self.nodes
+
+    @property
+    def resolved_engine(self) -> str:
+        if self.engine != "auto":
+            return self.engine
+        return "inprocess" if self.workers == 1 else "torchrun"
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    """How a model is spread over the workers, and in what arithmetic it runs."""
+
+    strategy: str = setting("auto", "how the model is spread; auto: single for 1 worker, else ddp", STRATEGIES)
+    precision: str = setting("fp32", "arithmetic of forward and backward; weights stay fp32", PRECISIONS)
+    compile: bool = setting(False, "compile the model with torch.compile")
+    activation_checkpointing: bool = setting(False, "recompute each block in backward, to save memory")
+    cpu_offload: bool = setting(False, "keep sharded weights and optimizer state in host memory (fsdp, fsdp2)")
+    device: str = setting("auto", "where to run; auto: cuda where there is a GPU", DEVICES)
+    deterministic: bool = setting(False, "use only deterministic GPU kernels: bitwise resume on CUDA, some speed lost")
+
+    def resolved_strategy(self, world_size: int) -> str:
+        """The strategy by name, after checking that it can do what the other flags ask."""
+        name = self.strategy if self.strategy != "auto" else ("single" if world_size == 1 else "ddp")
+        if name == "single" and world_size > 1:
+            raise ConfigError(f"--strategy single runs 1 worker, not {world_size}; use ddp, fsdp or fsdp2")
+        if self.cpu_offload and name not in ("fsdp", "fsdp2"):
+            raise ConfigError(f"--cpu-offload works with --strategy fsdp or fsdp2, not {name}, which shards nothing")
+        return name
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the run is saved, how, and which saves are kept."""
+
+    checkpoint_every: str = setting("5min", "steps (500) or time (90s, 10min, 1h) between checkpoints")
+    checkpoint_mode: str = setting("async", "async: write while training goes on; sync: wait", ("async", "sync"))
+    keep: int = setting(3, "newest checkpoints to keep")
+    keep_best: str | None = setting(None, "METRIC:max or METRIC:min, also keep the checkpoint with the best value")
+
+    def __post_init__(self) -> None:
+        self.interval()
+        self.best()
+        if self.keep < 1:
+            raise ConfigError(f"--keep is {self.keep}; at least 1 checkpoint must be kept to resume from")
+
+    def interval(self) -> tuple[int | None, float | None]:
+        """(steps, seconds): exactly one of them is set."""
+        text = str(self.checkpoint_every).strip()
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text)
+        if match and not match[2] and match[1].isdigit() and int(match[1]) > 0:
+            return int(match[1]), None
+        if match and match[2] in _DURATIONS_S and float(match[1]) > 0:
+            return None, float(match[1]) * _DURATIONS_S[match[2]]
+        raise ConfigError(f"--checkpoint-every is {text!r}; give steps, as 500, or a time, as 90s, 10min or 1h")
+
+    def best(self) -> tuple[str, bool] | None:
+        """(metric, higher is better), or None."""
+        if self.keep_best is None:
+            return None
+        metric, _, order = self.keep_best.partition(":")
+        if not metric or order not in ("max", "min"):
+            raise ConfigError(f"--keep-best is {self.keep_best!r}; give METRIC:max or METRIC:min, as accuracy:max")
+        return metric, order == "max"
+
+
+@dataclass(frozen=True)
+class FolderConfig:
+    """Which run this is, and where it lives."""
+
+    name: str | None = setting(None, "name of the run; the same name again resumes it (default: script and time)")
+    storage: str = setting("runs", "folder that holds the run folders")
+    seed: int = setting(0, "seed of weights, data order and augmentation")
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_run_name(self.name)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run. One JSON value of those set by hand carries it to the workers."""
+
+    launch: LaunchConfig = LaunchConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    folder: FolderConfig = FolderConfig()
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Config:
+        """Builds it from flat names (`workers=4, precision="bf16"`); an unknown name is an error."""
+        unknown = sorted(set(settings) - set(SETTINGS))
+        if unknown:
+            raise ConfigError(f"unknown setting {', '.join(unknown)}; known: {', '.join(SETTINGS)}")
+        parts = {part.name: _build(_part_type(part), settings) for part in dataclasses.fields(cls)}
+        return cls(**parts)
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its flat name."""
+        return {k: v for part in dataclasses.asdict(self).values() for k, v in part.items()}
+
+
+def _part_type(part: dataclasses.Field[Any]) -> type[Any]:
+    return type(part.default)
+
+
+def _build(part: type[T], settings: dict[str, Any]) -> T:
+    fields = {f.name: f for f in dataclasses.fields(part)}  # type: ignore[arg-type]
+    chosen = {name: value for name, value in settings.items() if name in fields}
+    for name, value in chosen.items():
+        choices = fields[name].metadata["choices"]
+        if choices and value not in choices:
+            raise ConfigError(f"{flag(name)} is {value!r}; choose one of {', '.join(choices)}")
+    return part(**chosen)
+
+
+def flag(name: str) -> str:
+    """`max_failures` → `--max-failures`."""
+    return "--" + name.replace("_", "-")
+
+
+def check_run_name(name: str) -> None:
+    """A run's name is a folder's name: anything that could leave the storage folder is refused."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+        raise ConfigError(
+            f"run name {name!r} is not a plain name; use letters, digits, '.', '_' and '-' only "
+            "(where runs are kept is --storage)"
+        )
+
+
+SETTINGS: dict[str, dataclasses.Field[Any]] = {
+    f.name: f for part in dataclasses.fields(Config) for f in dataclasses.fields(_part_type(part))
+}
+"""Flat name → field, over all parts."""

@@ -1,0 +1,68 @@
+"""The run of this process: made by `start`, ended when the script ends."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from types import TracebackType
+from typing import Any
+
+from keepstep.context import Context, Job
+from keepstep.run import Run
+
+_current: Run | None = None
+_failed = False
+
+
+def start(**settings: Any) -> Run:
+    """Begins, or resumes, a run in this worker.
+
+    Settings are those of the command line (`keepstep run --help`), with underscores: `start(name="vit", keep=5)`.
+    What is given on the command line wins.
+    """
+    global _current
+    if _current is not None:
+        end()
+    run = Run(Context.create(settings))
+    _current = run
+    if Job.from_environment() is None:
+        _end_with_the_script()
+    return run
+
+
+def end() -> None:
+    """Ends the current run well, if there is one: the script is through."""
+    global _current
+    run, _current = _current, None
+    if run is not None and not run.stopped:
+        run.finish()
+    elif run is not None:
+        run.close()
+
+
+def abandon() -> Run | None:
+    """Lets go of the current run as it is: the script failed. Returns it, for the report."""
+    global _current
+    run, _current = _current, None
+    return run
+
+
+def _end_with_the_script() -> None:
+    """A plain `python train.py` or `torchrun train.py` has nobody who waits for its end."""
+    previous = sys.excepthook
+
+    def note_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _failed
+        _failed = True
+        previous(kind, error, trace)
+
+    sys.excepthook = note_failure
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    if _failed:
+        abandon()
+    else:
+        end()

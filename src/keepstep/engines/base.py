@@ -1,0 +1,42 @@
+"""What every engine does: start the workers, start them again while the supervisor says so, and say how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from keepstep.config import LaunchConfig
+from keepstep.failure import WorkerFailure
+from keepstep.worker import Target
+
+
+class Outcome(Enum):
+    """How a launch ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything an engine needs. Knows nothing of models and strategies."""
+
+    config: LaunchConfig
+    target: Target
+    logs: Path
+    before_attempt: Callable[[], None]
+    """Called before workers are started, each time."""
+    on_failure: Callable[[list[WorkerFailure]], bool]
+    """Called with an attempt's failures; True: try again."""
+    watch: Callable[[], None]
+    """Called a few times a second while workers run elsewhere."""
+
+
+class Engine(Protocol):
+    """Runs a launch to its end."""
+
+    def run(self, launch: Launch) -> Outcome: ...

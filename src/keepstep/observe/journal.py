@@ -1,0 +1,119 @@
+"""Rank 0's pen: writes the run folder's metrics, events and result, and feeds the progress display."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from keepstep.checkpoint.store import Manifest
+from keepstep.context import Context
+from keepstep.observe.console import Display
+from keepstep.observe.heart import Heart
+from keepstep.observe.ledger import Ledger
+from keepstep.observe.metrics import MetricsFile
+from keepstep.state import Loaded
+
+
+class Journal:
+    """Does nothing on other ranks. A supervisor, where there is one, holds the folder and writes the result."""
+
+    def __init__(self, context: Context) -> None:
+        self._folder = context.folder
+        self._main = context.rank == 0
+        self._alone = context.job is None
+        self._display: Display | None = None
+        self._file: MetricsFile | None = None
+        self._announced = False
+        if not self._main:
+            return
+        if self._alone:
+            self._take_folder()
+        self._file = MetricsFile(self._folder.metrics)
+        if context.has_terminal:
+            self._display = Display()
+        settings = context.config.flat()
+        settings.update(name=self._folder.name, strategy=context.strategy.name, device=str(context.device.type))
+        settings.update(workers=context.world_size)
+        self._folder.write_config({"settings": settings, "script": sys.argv[0], "arguments": sys.argv[1:]})
+
+    def _take_folder(self) -> None:
+        self._folder.create()
+        self._folder.hold()
+        if self._folder.finished:
+            step = self._folder.read_result()["step"]
+            print(f"keepstep: run '{self._folder.name}' finished at step {step}; another name starts a new one")
+            raise SystemExit(0)
+
+    def training(self, epochs: int | None, batches: int | None) -> None:
+        """How long the training will be, as far as it is known."""
+        if not self._main or self._announced:
+            return
+        self._announced = True
+        total = epochs * batches if epochs and batches else None
+        self._folder.event("training", epochs=epochs, steps_per_epoch=batches, total_steps=total)
+        if self._display is not None:
+            self._display.expect(total)
+
+    def write(self, lines: list[dict[str, Any]], step: int, epoch: int, heart: Heart) -> None:
+        if self._file is not None:
+            self._file.write(lines)
+        if self._display is not None:
+            merged = {name: value for line in lines for name, value in line.items()}
+            self._display.update(step, epoch, merged)
+
+    def position(self) -> int:
+        """How long metrics.jsonl is, on the disk."""
+        return self._file.position() if self._file is not None else 0
+
+    def cut(self, position: int) -> None:
+        if self._file is not None:
+            self._file.cut(position)
+
+    def saved(self, manifest: Manifest, seconds: float) -> None:
+        self._folder.event("checkpoint", step=manifest.step, seconds=round(seconds, 3))
+
+    def passed_over(self, problem: str) -> None:
+        if self._main:
+            self._folder.event("checkpoint_passed_over", problem=problem)
+            self._say(f"keepstep: passed over a bad checkpoint: {problem}")
+
+    def fresh(self) -> None:
+        if self._main:
+            self.cut(0)
+            self._folder.event("started", step=0)
+            self._say(f"keepstep: run '{self._folder.name}' in {self._folder.path}")
+
+    def resumed(self, step: int, loaded: Loaded, context: Context) -> None:
+        if self._main:
+            self._folder.event("resumed", step=step, saved_by_workers=loaded.world_size, workers=context.world_size)
+            self._say(f"keepstep: run '{self._folder.name}' goes on from step {step}, in {self._folder.path}")
+
+    def stopped(self, step: int, epoch: int, heart: Heart) -> None:
+        if self._main:
+            self._folder.event("stopped", step=step)
+            self._say(f"keepstep: stopped on request, saved at step {step}; the same command goes on from there")
+
+    def finished(self, step: int, epoch: int, metrics: dict[str, float], heart: Heart) -> None:
+        if not self._main:
+            return
+        self._folder.event("finished", step=step, epoch=epoch, metrics=metrics)
+        if self._alone:
+            phases = heart.totals()
+            ledger = Ledger()
+            ledger.add_attempt(phases, sum(phases.values()), after_failure=False)
+            self._folder.write_result(
+                {"status": "finished", "step": step, "epoch": epoch, "metrics": metrics, "seconds": ledger.seconds}
+            )
+
+    def close(self) -> None:
+        if self._display is not None:
+            self._display.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._alone:
+            self._folder.release()
+
+    def _say(self, text: str) -> None:
+        if self._display is not None:
+            self._display.say(text)

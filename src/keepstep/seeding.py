@@ -1,0 +1,98 @@
+"""Random number generators: seeded once, captured and put back, and one stream of its own for every sample."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_MASK = (1 << 64) - 1
+Words = npt.NDArray[np.uint64]
+
+
+def mix(*words: int) -> int:
+    """Hashes integers to 64 bits: the key of a stream that depends on all of them and on nothing else."""
+    state = 0x9E3779B97F4A7C15
+    for word in words:
+        state = _splitmix(state ^ (word & _MASK))
+    return state
+
+
+def _splitmix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def mix_array(key: int, words: Words) -> Words:
+    """`mix(key, word)`-like for a whole array at once: one independent 64-bit word an element."""
+    with np.errstate(over="ignore"):
+        x = words ^ np.uint64(key & _MASK)
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and torch (CPU and every GPU)."""
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+
+
+def seed_sample(key: int) -> None:
+    """Seeds the CPU generators for one sample. Called per sample, so it leaves the GPUs' alone and stays cheap."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key & (_MASK >> 1))
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of every generator of this process, as plain values and tensors."""
+    version, words, gauss = random.getstate()
+    algorithm, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "algorithm": str(algorithm),
+            "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        # One worker drives one GPU, so the current device's generator is the only one that moves.
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Puts back what `capture_rng` took."""
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    keys = numpy["keys"].numpy().astype(np.uint32)
+    np.random.set_state((numpy["algorithm"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+@contextmanager
+def preserved_cpu_rng() -> Iterator[None]:
+    """Whatever happens inside, the process's CPU generators go on afterwards as if it had not."""
+    python, numpy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch_state)

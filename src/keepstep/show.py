@@ -1,0 +1,129 @@
+"""`keepstep runs` and `keepstep show`: what the run folders say."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from keepstep.checkpoint.store import Store
+from keepstep.config import check_run_name
+from keepstep.errors import RunFolderError
+from keepstep.folder import RunFolder
+from keepstep.observe.console import format_metrics
+from keepstep.observe.ledger import LINES, Ledger
+
+
+def existing_run(storage: Path, name: str) -> RunFolder:
+    """The folder of a run; a wrong name is answered with the right ones."""
+    check_run_name(name)
+    folder = RunFolder(storage, name)
+    if not folder.path.is_dir():
+        known = ", ".join(run.name for run in _all_runs(storage)[:8]) or "none"
+        raise RunFolderError(f"there is no run {name!r} in {storage}; there are: {known} (another folder: --storage)")
+    return folder
+
+
+def status_of(folder: RunFolder) -> str:
+    """finished, stopped, failed, running, or interrupted: it died without a word."""
+    if folder.is_held():
+        return "running"
+    status: str = folder.read_result().get("status", "interrupted")
+    return status
+
+
+def print_runs(storage: Path) -> int:
+    runs = _all_runs(storage)
+    if not runs:
+        print(f"no runs in {storage}; keepstep run SCRIPT makes one")
+        return 0
+    table = Table("run", "status", "step", "workers", "metrics", "last change", box=None, pad_edge=False)
+    for folder in runs:
+        settings = folder.read_config().get("settings", {})
+        metrics = _latest(folder)
+        step = folder.read_result().get("step", metrics.get("step", 0))
+        workers = f"{settings.get('workers', '?')} {settings.get('strategy', '')}"
+        table.add_row(folder.name, status_of(folder), str(step), workers, format_metrics(metrics), _ago(folder))
+    Console().print(table)
+    return 0
+
+
+def print_run(storage: Path, name: str) -> int:
+    folder = existing_run(storage, name)
+    config, events, result = folder.read_config(), folder.read_events(), folder.read_result()
+    settings = config.get("settings", {})
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{name}[/bold]  {status_of(folder)}, in {folder.path}")
+    if config:
+        console.print(f"script     {config['script']} {' '.join(config['arguments'])}", markup=False)
+        kept = ("workers", "strategy", "precision", "device", "seed", "checkpoint_every", "keep", "keep_best")
+        chosen = "  ".join(f"{key}={settings[key]}" for key in kept if settings.get(key))
+        console.print(f"settings   {chosen}", markup=False)
+    metrics = _latest(folder)
+    console.print(f"step       {result.get('step', metrics.get('step', 0))}", markup=False)
+    console.print(f"metrics    {format_metrics(metrics) or 'none yet'}", markup=False)
+    steps = Store(folder.checkpoints, keep=1).steps()
+    console.print(f"checkpoints  {', '.join(map(str, steps)) or 'none'}", markup=False)
+    for event in events:
+        _print_event(console, event)
+    ledger = total_ledger(events, result)
+    if ledger.total_s:
+        console.print(f"where the time went ({ledger.total_s:.1f} s, {ledger.goodput:.0%} of it new steps)")
+        for line in ledger.lines():
+            console.print("  " + line, markup=False)
+    return 0
+
+
+def total_ledger(events: list[dict[str, Any]], result: dict[str, Any]) -> Ledger:
+    """All launches of a run together."""
+    ledger = Ledger()
+    ended = [event["seconds"] for event in events if event["event"] == "ended"] or [result.get("seconds", {})]
+    for seconds in ended:
+        for entry in LINES:
+            ledger.seconds[entry] += seconds.get(entry, 0.0)
+    return ledger
+
+
+def _print_event(console: Console, event: dict[str, Any]) -> None:
+    at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+    if event["event"] == "failed":
+        for number, failure in enumerate(event["failures"]):
+            first = "failed" if number == 0 else "then"
+            what = f"{failure['cause']} {failure['message']}"
+            console.print(f"{at}  {first}: rank {failure['rank']} at step {failure['step']}: {what}", markup=False)
+        console.print(f"{at}  {event['reason']}", markup=False)
+    elif event["event"] == "resumed":
+        console.print(f"{at}  resumed from step {event['step']}", markup=False)
+    elif event["event"] == "checkpoint_passed_over":
+        console.print(f"{at}  passed over: {event['problem']}", markup=False)
+    elif event["event"] in ("stopped", "finished"):
+        console.print(f"{at}  {event['event']} at step {event['step']}", markup=False)
+
+
+def _latest(folder: RunFolder) -> dict[str, Any]:
+    latest: dict[str, Any] = {}
+    for line in folder.read_metrics():
+        latest.update(line)
+    return latest
+
+
+def _all_runs(storage: Path) -> list[RunFolder]:
+    if not storage.is_dir():
+        return []
+    paths = [path for path in storage.iterdir() if (path / "events.jsonl").exists() or (path / "config.json").exists()]
+    return [RunFolder(storage, path.name) for path in sorted(paths, key=_changed, reverse=True)]
+
+
+def _changed(path: Path) -> float:
+    return max((entry.stat().st_mtime for entry in path.iterdir()), default=0.0)
+
+
+def _ago(folder: RunFolder) -> str:
+    seconds = time.time() - _changed(folder.path)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

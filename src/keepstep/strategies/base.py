@@ -1,0 +1,156 @@
+"""What every strategy offers: the user's own model object, made to run over all workers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from keepstep.config import StrategyConfig
+from keepstep.errors import ConfigError
+from keepstep.strategies.blocks import checkpoint_activations
+from keepstep.strategies.buffers import BufferSync
+from keepstep.strategies.forward import adopt, scale_gradient, to_float32
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a strategy has to know of the worker it runs in."""
+
+    config: StrategyConfig
+    device: torch.device
+    world_size: int
+    local_world_size: int
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The 16-bit type to compute in, if any."""
+        return HALF.get(self.config.precision)
+
+
+class PreparedModel:
+    """A strategy's hold on one model. The user keeps the model object itself; its forward comes through here."""
+
+    def __init__(self, module: nn.Module, setup: Setup) -> None:
+        self.module, self._setup = module, setup
+        self.gradient_weight = 1.0
+        """What this worker's gradient counts for in this step; 1.0 but in an uneven batch."""
+        self._buffers = BufferSync(module, setup.world_size)
+        self._original: Callable[..., Any] = adopt(module, self)
+        if setup.config.compile:
+            self._original = self._compiled(self._original)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model as the strategy wants it; called in place of the model's own forward."""
+        output = self._run(*args, **kwargs)
+        if self.gradient_weight != 1.0 and torch.is_grad_enabled():
+            output = scale_gradient(output, self.gradient_weight)
+        return output
+
+    def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = torch.compile(forward)
+        return compiled
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compute(*args, **kwargs)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward, in the asked-for arithmetic."""
+        half = self._setup.half
+        if half is None:
+            return self._original(*args, **kwargs)
+        with torch.autocast(self._setup.device.type, dtype=half):
+            output = self._original(*args, **kwargs)
+        return to_float32(output)
+
+    def sync_buffers(self) -> None:
+        """Gives every worker rank 0's buffers (BatchNorm's running statistics), where they have changed."""
+        self._buffers.sync()
+
+    @contextmanager
+    def no_gradient_sync(self) -> Iterator[None]:
+        """Within, backward only accumulates."""
+        yield
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        """Scales the whole model's gradient down to `max_norm`; returns the norm it had."""
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by the names they have in the bare model; a tied one under each of its names."""
+        return dict(self.module.named_parameters(remove_duplicate=False))
+
+    def state(self) -> dict[str, Any]:
+        """Weights and buffers by name, as tensors that share memory with the model."""
+        return dict(self.module.state_dict())
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` gave, after it was filled in place."""
+        # Tensors share memory with the model; anything else (extra state) has to be handed over.
+        extra = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+        if extra:
+            self.module.load_state_dict(state, strict=True)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+        """The optimizer's state by parameter name."""
+        names: dict[torch.Tensor, str] = {p: name for name, p in reversed(self.named_parameters().items())}
+        return {names[p]: dict(state) for p, state in optimizer.state.items() if p in names and state}
+
+    def optimizer_target(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """An empty tensor to load one piece of a parameter's optimizer state into, laid out as the parameter is."""
+        parameter = self.named_parameters()[name]
+        if parameter.shape == shape:
+            return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        return torch.empty(shape, dtype=dtype)
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Turns what `optimizer_state` gave, filled, into what `optimizer.load_state_dict` wants, still by name."""
+        return state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of the model (an EMA) is a plain model: it does not come with the strategy's hold on it."""
+        return None
+
+
+class Strategy(ABC):
+    """Spreads models over the workers. Knows nothing of how the workers were started."""
+
+    name: str
+    needs_process_group = False
+    """Whether it needs a process group even for one worker."""
+    collective_forward = False
+    """Whether every worker must call forward equally often."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.check()
+
+    def check(self) -> None:
+        """Raises where the strategy cannot do what the flags ask."""
+        if self.setup.config.cpu_offload and self.setup.device.type == "cpu":
+            raise ConfigError("--cpu-offload moves state from the GPU to the host; this run is on the CPU already")
+
+    @abstractmethod
+    def wrap(self, module: nn.Module) -> PreparedModel:
+        """Spreads one model, which is on the device already."""
+
+    def prepare(self, module: nn.Module) -> PreparedModel:
+        """Moves one model to the device and spreads it."""
+        if self.setup.config.activation_checkpointing:
+            checkpoint_activations(module)
+        module.to(self.setup.device)
+        return self.wrap(module)
+
+    def gradient_scaler(self) -> torch.amp.GradScaler | None:
+        """What keeps fp16's gradients from underflowing; None for other types."""
+        if self.setup.config.precision != "fp16":
+            return None
+        return torch.amp.GradScaler(self.setup.device.type)

@@ -1,0 +1,227 @@
+"""Attempts: launch, failure, decide, relaunch; and what the user sees of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from keepstep.config import Config
+from keepstep.context import JOB, Job, script_name, stamped
+from keepstep.engines import Launch, Outcome, make_engine
+from keepstep.errors import ConfigError
+from keepstep.failure import WorkerFailure, decide, describe, first_cause_first
+from keepstep.folder import RunFolder
+from keepstep.observe.console import Display, format_metrics
+from keepstep.observe.heart import Pulse
+from keepstep.observe.ledger import Ledger
+from keepstep.observe.tail import Tail
+from keepstep.signals import StopSignals
+from keepstep.worker import FAILURE_MARK, Target
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    outcome: Outcome
+    name: str
+    path: Path
+    step: int
+    metrics: dict[str, Any]
+    failures: list[WorkerFailure]
+
+
+def supervise(settings: dict[str, Any], target: Target) -> Result:
+    """Runs a target to its end under `settings`, the ones that were given by hand."""
+    config = Config.from_settings(settings)
+    target.check()
+    name = config.folder.name or _default_name(config, target)
+    folder = RunFolder(config.folder.storage, name)
+    folder.create()
+    if config.launch.node_rank == 0:
+        folder.hold()
+    try:
+        if folder.finished:
+            return _already_finished(folder)
+        return Supervisor(settings, config, target, folder).run()
+    finally:
+        folder.release()
+
+
+def _default_name(config: Config, target: Target) -> str:
+    if config.launch.nodes > 1:
+        raise ConfigError("--nodes needs --name: every node must call the run by the same one")
+    stem = target.what if target.is_script else target.what.partition(":")[2]
+    return stamped(script_name(stem), time.time())
+
+
+def _already_finished(folder: RunFolder) -> Result:
+    result = folder.read_result()
+    print(
+        f"keepstep: run '{folder.name}' finished at step {result['step']}: nothing to do (another --name starts anew)",
+        file=sys.stderr,
+    )
+    return Result(Outcome.FINISHED, folder.name, folder.path, result["step"], result["metrics"], [])
+
+
+class Supervisor:
+    """One run on this machine, through all of its attempts."""
+
+    def __init__(self, settings: dict[str, Any], config: Config, target: Target, folder: RunFolder) -> None:
+        self._config, self._target, self._folder = config, target, folder
+        self._in_process = config.launch.resolved_engine == "inprocess"
+        self._leads = config.launch.node_rank == 0
+        self._display = Display()
+        self._ledger = Ledger()
+        self._history: list[list[WorkerFailure]] = []
+        self._attempt_began = time.time()
+        self._events_before = len(folder.read_events())
+        self._hearts = Path(tempfile.mkdtemp(prefix="keepstep-hearts-"))
+        self._job = Job(settings, folder.name, str(self._hearts), self._in_process)
+        self._stopping = False
+        self._tail = Tail(folder, mute_after=FAILURE_MARK)
+
+    def run(self) -> Result:
+        signals = None if self._in_process else StopSignals(self._ask_to_stop)
+        try:
+            outcome = self._launch()
+            self._watch()
+            self._display.close()
+            return self._conclude(outcome)
+        finally:
+            if signals is not None:
+                signals.restore()
+            os.environ.pop(JOB, None)
+            self._display.close()
+            shutil.rmtree(self._hearts, ignore_errors=True)
+
+    def _launch(self) -> Outcome:
+        engine = make_engine(self._config.launch.resolved_engine)
+        launch = Launch(
+            config=self._config.launch,
+            target=self._target,
+            logs=self._folder.logs,
+            before_attempt=self._before_attempt,
+            on_failure=self._on_failure,
+            watch=self._watch,
+        )
+        outcome = engine.run(launch)
+        stopped = any(event["event"] == "stopped" for event in self._new_events())
+        return Outcome.STOPPED if stopped and outcome is Outcome.FINISHED else outcome
+
+    def _before_attempt(self) -> None:
+        for pulse in self._pulses().values():
+            pulse.reset()
+        if not self._history:
+            self._attempt_began = time.time()
+        self._tail.unmute()
+        self._job = replace(self._job, launched=time.time())
+        os.environ[JOB] = self._job.to_json()
+        if self._leads:
+            self._folder.event("launched", workers=self._config.launch.workers, attempt=len(self._history) + 1)
+
+    def _on_failure(self, failures: list[WorkerFailure]) -> bool:
+        pulses = self._pulses()
+        located = [self._located(failure, pulses.get(failure.rank)) for failure in failures]
+        ordered = first_cause_first(located)
+        self._close_attempt(after_failure=bool(self._history))
+        self._history.append(ordered)
+        decision = decide(self._history, self._config.launch.max_failures)
+        retry = decision.retry and not self._stopping
+        reached = max([self._job.replay_until, *(pulse.step for pulse in pulses.values())])
+        self._job = replace(self._job, replay_until=reached)
+        if self._leads:
+            failed = [{"rank": f.rank, "cause": f.cause, "message": f.message, "step": f.step, "phase": f.phase,
+                       "traceback": f.traceback, "log_tail": f.log_tail} for f in ordered]  # fmt: skip
+            self._folder.event("failed", failures=failed, retry=retry, reason=decision.reason)
+        self._watch()
+        self._display.say(f"keepstep: {describe(ordered)}", style="red")
+        again = "going on from the newest checkpoint" if retry else "giving up"
+        self._display.say(f"keepstep: {decision.reason}; {again}", style="yellow")
+        return retry
+
+    def _located(self, failure: WorkerFailure, pulse: Pulse | None) -> WorkerFailure:
+        """Adds the step and phase that the worker's heartbeat was in when it stopped."""
+        if pulse is None:
+            return failure if failure.phase else replace(failure, phase="start")
+        return replace(failure, step=max(failure.step, pulse.step), phase=pulse.phase)
+
+    def _pulses(self) -> dict[int, Pulse]:
+        return {int(path.name.removeprefix("rank_")): Pulse(path) for path in self._hearts.glob("rank_*")}
+
+    def _close_attempt(self, after_failure: bool) -> None:
+        """Books the attempt's time, as its lowest rank on this machine measured it."""
+        now = time.time()
+        pulses = self._pulses()
+        phases = pulses[min(pulses)].totals() if pulses else {}
+        self._ledger.add_attempt(phases, now - self._attempt_began, after_failure)
+        self._attempt_began = now
+
+    def _ask_to_stop(self) -> None:
+        self._stopping = True
+        for pulse in self._pulses().values():
+            pulse.ask_to_stop()
+        self._display.say("keepstep: asked to stop: saving at the next step (again: stop at once)", style="yellow")
+
+    def _watch(self) -> None:
+        """Passes on rank 0's output, and shows how far it is."""
+        if self._in_process:
+            return
+        news = self._tail.read()
+        if news.output:
+            self._display.echo(news.output)
+        for event in news.events:
+            self._show_event(event)
+        if news.metrics:
+            newest = news.metrics[-1]
+            merged = {name: value for line in news.metrics for name, value in line.items()}
+            self._display.update(newest["step"], newest["epoch"], merged)
+
+    def _show_event(self, event: dict[str, Any]) -> None:
+        kind, name = event["event"], self._folder.name
+        if kind == "training":
+            self._display.expect(event["total_steps"])
+        elif kind == "started":
+            self._display.say(f"keepstep: run '{name}' in {self._folder.path}")
+        elif kind == "resumed":
+            self._display.say(f"keepstep: run '{name}' goes on from step {event['step']}, in {self._folder.path}")
+        elif kind == "checkpoint_passed_over":
+            self._display.say(f"keepstep: passed over a bad checkpoint: {event['problem']}", style="yellow")
+        elif kind == "stopped":
+            self._display.say(
+                f"keepstep: stopped on request, saved at step {event['step']}; the same command goes on from there"
+            )
+
+    def _new_events(self) -> list[dict[str, Any]]:
+        return self._folder.read_events()[self._events_before :]
+
+    def _conclude(self, outcome: Outcome) -> Result:
+        if outcome is not Outcome.FAILED:
+            self._close_attempt(after_failure=bool(self._history))
+        last: dict[str, Any] = {}
+        for event in self._new_events():
+            if event["event"] in ("finished", "stopped", "checkpoint", "resumed"):
+                last.update(event)
+        step, metrics = int(last.get("step", 0)), last.get("metrics", {})
+        if self._leads:
+            self._folder.event("ended", outcome=outcome.value, step=step, seconds=self._ledger.seconds)
+            self._folder.write_result(
+                {
+                    "status": outcome.value,
+                    "step": step,
+                    "epoch": last.get("epoch"),
+                    "metrics": metrics,
+                    "attempts": len(self._history) + (outcome is not Outcome.FAILED),
+                    "seconds": self._ledger.seconds,
+                }
+            )
+        if outcome is Outcome.FINISHED and not self._in_process:
+            self._display.say(f"keepstep: finished at step {step}  {format_metrics(metrics)}", style="green")
+        failures = self._history[-1] if outcome is Outcome.FAILED else []
+        return Result(outcome, self._folder.name, self._folder.path, step, metrics, failures)

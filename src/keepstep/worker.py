@@ -1,0 +1,187 @@
+"""A worker's life: its log, the user's script or function, and what it leaves behind when that fails."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keepstep.errors import ConfigError, KeepstepError, Stopped
+
+TARGET = "KEEPSTEP_TARGET"
+"""The environment variable that tells a worker what to run."""
+FAILURE_MARK = "keepstep: this worker failed:"
+"""Stands in a log before the traceback, which the supervisor shows in its own report."""
+PICKLED = ".function.pkl"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the workers run: a script, `package.module:function`, or a pickled function."""
+
+    what: str
+    """The script's path, `package.module:function`, or the pickle's path."""
+    arguments: tuple[str, ...] = ()
+    function: Callable[[], Any] | None = None
+    """The function itself: for a worker in this process, which needs no pickle."""
+
+    def to_json(self) -> str:
+        return json.dumps({"what": self.what, "arguments": self.arguments})
+
+    @classmethod
+    def from_json(cls, text: str) -> Target:
+        raw = json.loads(text)
+        return cls(raw["what"], tuple(raw["arguments"]))
+
+    @property
+    def is_pickled(self) -> bool:
+        return self.what.endswith(PICKLED)
+
+    @property
+    def is_script(self) -> bool:
+        return not self.is_pickled and (self.what.endswith(".py") or ":" not in self.what)
+
+    def check(self) -> None:
+        """Raises if there is no such script."""
+        if not self.is_script:
+            return
+        path = Path(self.what)
+        if not path.exists():
+            near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+            found = f"; there are {', '.join(near[:5])}" if near else ""
+            raise ConfigError(f"there is no script {self.what}{found}")
+        if path.is_dir():
+            raise ConfigError(f"{self.what} is a folder; give the script in it, as {path / 'train.py'}")
+
+
+def execute(target: Target) -> Any:
+    """Runs the target in this process, as `python` would."""
+    if target.is_script:
+        sys.argv = [target.what, *target.arguments]
+        sys.path.insert(0, str(Path(target.what).resolve().parent))
+        try:
+            runpy.run_path(target.what, run_name="__main__")
+        finally:
+            sys.path.pop(0)
+        return None
+    return _function(target)()
+
+
+def _function(target: Target) -> Callable[[], Any]:
+    if target.function is not None:
+        return target.function
+    if target.is_pickled:
+        import cloudpickle
+
+        function: Callable[[], Any] = cloudpickle.loads(Path(target.what).read_bytes())
+        return function
+    sys.path.insert(0, os.getcwd())
+    sys.argv = [target.what, *target.arguments]
+    module_name, _, name = target.what.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise ConfigError(f"there is no module {module_name}; give a script or package.module:function") from None
+    if not callable(getattr(module, name, None)):
+        raise ConfigError(f"module {module_name} has no function {name!r}")
+    found: Callable[[], Any] = getattr(module, name)
+    return found
+
+
+def main() -> None:
+    """The life of a worker that an engine started in a process of its own."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, who tells everybody
+    rank = int(os.environ["RANK"])
+    _log_to(Path(os.environ["KEEPSTEP_LOGS"]) / f"rank_{rank}.txt")
+    from keepstep import current
+
+    try:
+        try:
+            execute(Target.from_json(os.environ[TARGET]))
+        except Stopped:
+            pass
+        except SystemExit as leaving:
+            if leaving.code not in (0, None):
+                raise
+        current.end()
+    except BaseException as error:
+        _fail(error)
+    # Exit handlers run, but the interpreter is not taken down: torch's threads now and then abort in it, and a worker
+    # that has done its work must not count as failed.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _fail(error: BaseException) -> None:
+    """Leaves a report and goes at once: waiting for a process group with a dead member can take forever."""
+    from keepstep import current
+
+    run = current.abandon()
+    text = user_traceback(error)
+    print(f"{FAILURE_MARK}\n{text}", file=sys.stderr, flush=True)
+    report = {
+        "cause": type(error).__name__ if not isinstance(error, SystemExit) else f"exit code {error.code}",
+        "message": str(error),
+        "traceback": text,
+        "step": run.step if run else 0,
+        "time": time.time(),
+        "user_error": isinstance(error, KeepstepError),
+    }
+    path = os.environ.get(_ERROR_FILE)
+    if path:
+        # torchelastic's own format, with our fields beside its.
+        extra = {"py_callstack": text, "timestamp": str(int(time.time())), "keepstep": report}
+        Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the user's code on: how keepstep got there is of no use to them."""
+    frames = traceback.TracebackException.from_exception(error)
+    kept = list(frames.stack)
+    for number, frame in enumerate(kept):
+        if not frame.filename.startswith("<frozen") and Path(frame.filename) != Path(__file__):
+            frames.stack = traceback.StackSummary.from_list(kept[number:])
+            break
+    return "".join(frames.format()).rstrip()
+
+
+def _log_to(path: Path) -> None:
+    """Everything that this process prints, native code included, goes to its log, after what is there already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _die_with_parent() -> None:
+    """A supervisor that is killed outright takes its workers along: nobody goes on writing into the run folder."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        sys.exit("keepstep: the supervisor is gone")
