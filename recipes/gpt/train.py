@@ -81,10 +81,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             loss = loss_of(model, x, y)
             run.backward(loss)  # loss.backward() does too, except under --precision fp16
             run.clip_grad_norm(model, 1.0)
+            run.log(loss=loss, lr=scheduler.get_last_lr()[0])
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            run.log(loss=loss, lr=scheduler.get_last_lr()[0])
         validation_loss = evaluate(run, model, test, args.sequence)
         run.log(validation_loss=validation_loss)
         run.print(f"epoch {epoch}: validation loss {validation_loss:.4f}")

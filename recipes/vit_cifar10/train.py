@@ -75,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             images = augment(images, randoms) if args.augment else images
             loss = F.cross_entropy(model(normalise(images)), labels)
             run.backward(loss)  # loss.backward() does too, except under --precision fp16
+            run.log(loss=loss, lr=scheduler.get_last_lr()[0])
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            run.log(loss=loss, lr=scheduler.get_last_lr()[0])
         test_loss, accuracy = evaluate(run, model, test)
         run.log(test_loss=test_loss, accuracy=accuracy)
         run.print(f"epoch {epoch}: test loss {test_loss:.4f}, accuracy {accuracy:.2%}")

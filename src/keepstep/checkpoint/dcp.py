@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,9 +26,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.futures import Future
 
@@ -39,9 +37,6 @@ from keepstep.checkpoint.tree import Tensors
 from keepstep.errors import CheckpointError
 
 INDEX = "tensors.json"
-
-# DCP warns whenever it works for one process, which is just what is asked of it here.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class Snapshot:
@@ -148,8 +143,13 @@ def write(
 ) -> None:
     """Writes a snapshot together with the other workers; rank 0 then calls `commit` with the files' records."""
     writer, planner = _Writer(folder, rank, rank_state, commit), _SnapshotPlanner(snapshot)
+    if group is None:
+        # DCP's own `save` warns when it works for one process; its parts do not.
+        plans, metadata = planner.create_global_plan([planner.create_local_plan()])
+        writer.finish(metadata, [writer.write_data(plans[0], planner).wait()])
+        return
     try:
-        save({}, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
+        save({}, storage_writer=writer, planner=planner, process_group=group)
     except CheckpointException as error:
         causes = [f"rank {failed}: {cause[0]}" for failed, cause in sorted(error.failures.items())]
         first = next(iter(error.failures.values()))[0]
@@ -184,7 +184,7 @@ def _index(metadata: Metadata, places: dict[MetadataIndex, Any]) -> dict[str, An
     return index
 
 
-class Reader(StorageReader):
+class Reader:
     """Reads a checkpoint's tensors, whole or in part; every worker for itself."""
 
     def __init__(self, folder: Path) -> None:
@@ -205,10 +205,8 @@ class Reader(StorageReader):
     def load(self, targets: Tensors) -> None:
         """Fills the tensors, in place; a sharded one with this worker's part."""
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        try:
-            load(targets, storage_reader=self, planner=planner, no_dist=True)
-        except CheckpointException as error:
-            raise CheckpointError(str(next(iter(error.failures.values()))[0])) from error
+        planner.set_up_planner(dict(targets), self._metadata, is_coordinator=True)
+        self._read(planner.create_local_plan(), planner)
 
     def rank_state(self, rank: int) -> str | None:
         """The JSON that one worker stored for itself, or None if there was no such worker."""
@@ -234,22 +232,7 @@ class Reader(StorageReader):
             tensors[key] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), chunks)
         return Metadata(tensors, storage_data=places)
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._metadata
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         by_file: dict[str, list[tuple[ReadItem, str, torch.Size]]] = defaultdict(list)
         for item in plan.items:
             file, name, sizes = self._metadata.storage_data[replace(item.storage_index, index=None)]
@@ -260,13 +243,6 @@ class Reader(StorageReader):
                     target = planner.resolve_tensor(item).detach()
                     target.copy_(_piece(opened, name, sizes, item))
                     planner.commit_tensor(item, target)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
 
 
 def _piece(opened: Any, name: str, sizes: torch.Size, item: ReadItem) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from keepstep.strategies.base import PreparedModel, Setup, Strategy
-from keepstep.strategies.forward import Inner
+from keepstep.strategies.forward import ReversedInner
 
 # Renamed in torch 2.13.
 _OPTIONS = inspect.signature(DistributedDataParallel).parameters
@@ -27,11 +27,15 @@ class DDPModel(PreparedModel):
         self._ddp: DistributedDataParallel | None = None
         if any(parameter.requires_grad for parameter in module.parameters()):
             self._ddp = DistributedDataParallel(
-                Inner(module, self._compute),
+                ReversedInner(module, self._compute),
                 device_ids=[setup.device] if setup.device.type == "cuda" else None,
                 **_NO_BUFFERS,  # see BufferSync
                 gradient_as_bucket_view=True,
             )
+            # After its first backward DDP lays its buckets out anew, by the order in which gradients came. A resumed
+            # run would make its first step in another layout than the run that it continues; and with three workers
+            # or more, where a gradient lies decides in which order it is summed. So the layout is fixed beforehand.
+            self._ddp.reducer._push_all_rebuilt_params()
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         # Evaluation has no gradient to average, and must not depend on the other workers calling as often.

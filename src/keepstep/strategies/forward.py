@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -104,3 +104,10 @@ class Inner(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._compute(*args, **kwargs)
+
+
+class ReversedInner(Inner):
+    """Names its parts last first: about the order in which backward makes their gradients."""
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        yield from reversed(list(super().named_modules(*args, **kwargs)))

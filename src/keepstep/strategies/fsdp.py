@@ -21,13 +21,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from keepstep.errors import ConfigError
 from keepstep.strategies.base import PreparedModel, Setup, Strategy
 from keepstep.strategies.blocks import find_blocks
 from keepstep.strategies.forward import Inner
 from keepstep.strategies.fsdp2 import broadcast_from_rank0, sharding_mesh
-
-# The API that FSDP1's successor replaces; FSDP1 itself has no other.
-warnings.filterwarnings("ignore", message="FSDP.state_dict_type", category=FutureWarning)
 
 _WRAPPER = "_fsdp_wrapped_module."
 _INNER = "model."
@@ -97,10 +95,15 @@ class FSDPModel(PreparedModel):
         names = {parameter: name for name, parameter in self.named_parameters().items()}
         return {names[numbered[number]]: value for number, value in local["state"].items()}
 
-    def _sharded(self) -> Any:
-        return FullyShardedDataParallel.state_dict_type(
-            self._fsdp, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig()
-        )
+    @contextmanager
+    def _sharded(self) -> Iterator[None]:
+        """Within, state dicts hold this worker's shards."""
+        configs = (StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig())
+        with warnings.catch_warnings():
+            # FSDP1 warns of its successor at every turn; it has no other API of its own.
+            warnings.simplefilter("ignore", FutureWarning)
+            with FullyShardedDataParallel.state_dict_type(self._fsdp, *configs):
+                yield
 
 
 class FSDP(Strategy):
@@ -108,7 +111,14 @@ class FSDP(Strategy):
     needs_process_group = True
     collective_forward = True
 
+    def check(self) -> None:
+        super().check()
+        if self.setup.world_size == 1 and self.setup.config.cpu_offload:
+            raise ConfigError("--strategy fsdp with 1 worker shards and offloads nothing; fsdp2 offloads with 1, too")
+
     def wrap(self, module: nn.Module) -> PreparedModel:
+        if self.setup.world_size == 1:
+            return PreparedModel(module, self.setup)  # FSDP1 would wrap it, warn, and shard nothing
         return FSDPModel(module, self.setup)
 
     def gradient_scaler(self) -> torch.amp.GradScaler | None:

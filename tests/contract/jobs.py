@@ -1,0 +1,123 @@
+"""Runs the contract suite's script under an engine, a strategy and a number of workers, and reads what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keepstep.checkpoint.dcp import Reader
+from keepstep.checkpoint.store import Store
+from keepstep.engines import Outcome
+from keepstep.folder import RunFolder
+from keepstep.supervisor import supervise
+from keepstep.worker import Target
+
+SCRIPT = Path(__file__).with_name("train.py")
+EVERY = 5
+"""Steps between checkpoints."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    engine: str
+    strategy: str
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.engine}-{self.strategy}-{self.workers}"
+
+
+COMBINATIONS = [
+    *(Combination("inprocess", strategy, 1) for strategy in ("single", "ddp", "fsdp", "fsdp2")),
+    Combination("torchrun", "single", 1),
+    *(Combination("torchrun", strategy, n) for strategy in ("ddp", "fsdp", "fsdp2") for n in (1, 2, 4)),
+]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run left behind."""
+
+    folder: RunFolder
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return self.folder.read_metrics()
+
+    @property
+    def samples(self) -> dict[int, tuple[list[int], list[float]]]:
+        """Step → sample ids and their random draws. A step that was made twice must have had the same ones."""
+        found: dict[int, tuple[list[int], list[float]]] = {}
+        for line in (self.folder.path / "samples.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            value = (entry["ids"], entry["draws"])
+            assert found.setdefault(entry["step"], value) == value, f"step {entry['step']} saw other samples"
+        return found
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.metrics if "loss" in line]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.folder.read_events() if event["event"] == kind]
+
+    def state(self, step: int | None = None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """A checkpoint's JSON and tensors, the newest by default."""
+        store = Store(self.folder.checkpoints, keep=1)
+        path = store.path(step if step is not None else store.steps()[-1])
+        reader = Reader(path)
+        tensors = {key: torch.empty(*_like(reader, key)) for key in json.loads((path / "tensors.json").read_text())}
+        for key in tensors:
+            tensors[key] = tensors[key].to(reader.shape_and_dtype(key)[1])
+        reader.load(tensors)
+        return json.loads((path / "state.json").read_text()), tensors
+
+
+def _like(reader: Reader, key: str) -> list[int]:
+    return [list(reader.shape_and_dtype(key)[0])]  # type: ignore[list-item]
+
+
+def job(
+    storage: Path, name: str, combination: Combination, arguments: list[str] | None = None, **settings: Any
+) -> Outcome:
+    """One launch, in this process but for the workers that the engine starts."""
+    chosen = {
+        "name": name,
+        "storage": str(storage),
+        "engine": combination.engine,
+        "strategy": combination.strategy,
+        "workers": combination.workers,
+        "checkpoint_every": str(EVERY),
+        "keep": 100,
+        "max_failures": 9,
+        "device": "cpu",
+        **settings,
+    }
+    return supervise(chosen, Target(str(SCRIPT), tuple(arguments or []))).outcome
+
+
+def command(storage: Path, name: str, combination: Combination, arguments: list[str], *flags: str) -> int:
+    """One launch by the command line, in a process that may be killed; returns its exit code."""
+    words = [sys.executable, "-m", "keepstep", "run", "--name", name, "--storage", str(storage), "--keep", "100"]
+    words += ["--engine", combination.engine, "--strategy", combination.strategy, "--device", "cpu"]
+    words += ["--workers", str(combination.workers), "--checkpoint-every", str(EVERY), *flags, str(SCRIPT), *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=dict(os.environ))
+    return done.returncode
+
+
+def assert_same(expected: Done, found: Done) -> None:
+    """Bitwise: metrics, samples, weights, optimizer state, generators, position."""
+    assert found.metrics == expected.metrics
+    assert found.samples == expected.samples
+    (skeleton, tensors), (other_skeleton, other_tensors) = expected.state(), found.state()
+    assert other_skeleton == skeleton
+    assert sorted(other_tensors) == sorted(tensors)
+    different = [key for key, tensor in tensors.items() if not torch.equal(tensor, other_tensors[key])]
+    assert different == []
