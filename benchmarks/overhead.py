@@ -113,7 +113,7 @@ def advance(steps: Iterator[None], device: torch.device, count: int = BLOCK_STEP
 
 def calibrated(device: torch.device, folder: Path) -> Job:
     """The job whose raw step takes about STEP_S here."""
-    batch_size = 64 if device.type == "cpu" else 1024
+    batch_size = 64 if device.type == "cpu" else 256
     width = 256
     while width < 16384:
         steps = raw_steps(Job(device, width, batch_size), folder)
@@ -242,6 +242,16 @@ class Saves:
     """Median time of a step's body."""
 
 
+def wait_until_committed(run: keepstep.Run, step: int) -> None:
+    """Makes saves lie as far apart as in a real run, where the one before has long been written."""
+    manifest = run.path / "checkpoints" / f"step_{step:08d}" / "manifest.json"
+    patience = time.monotonic() + 120
+    while not manifest.exists():
+        if time.monotonic() > patience:
+            raise RuntimeError(f"the save of step {step} was not committed within two minutes")
+        time.sleep(0.01)
+
+
 def saving_run(mode: str, device: torch.device, parameters: int, saves: int, every: int) -> Saves:
     """Trains a large model and saves often; a save's cost is what the boundary takes more than one without a save."""
     width = int((parameters / 8) ** 0.5)
@@ -262,6 +272,8 @@ def saving_run(mode: str, device: torch.device, parameters: int, saves: int, eve
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+            if run.step >= every and (run.step + 1) % every == 0:
+                wait_until_committed(run, run.step + 1 - every)
             synchronize(device)  # else the boundary would be charged with what is left of the step
             ended = time.perf_counter()
             bodies.append(ended - arrived)
@@ -277,8 +289,7 @@ def measure_saves(device: torch.device, parameters: int, pairs: int) -> Row:
 
     def one(mode: str) -> Callable[[], float]:
         def work() -> float:
-            # Far enough apart for the write beside training to be over by the next save, as in any real run.
-            runs[mode].append(saving_run(mode, device, parameters, saves=4, every=20))
+            runs[mode].append(saving_run(mode, device, parameters, saves=5, every=5))
             return 0.0
 
         return work

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-
 torch.set_num_threads(1)  # as workers have: sums in another order are other sums
 
 

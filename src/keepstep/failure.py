@@ -95,9 +95,9 @@ def exit_cause(exit_code: int) -> str:
 def describe(failures: list[WorkerFailure]) -> str:
     """The report of one attempt: every failed rank, the first cause first, with traceback and log."""
     cause = failures[0]
-    lines = [cause.headline]
     if cause.user_error:
-        return "\n".join(lines)
+        return cause.message
+    lines = [cause.headline]
     if cause.traceback:
         lines += [_indent(cause.traceback)]
     elif cause.log_tail:

@@ -79,6 +79,8 @@ class Run:
         self._best_value: float | None = None
         self._last_save = time.monotonic()
         self._replay_until = context.job.replay_until if context.job else 0
+        self.left_at: int | None = None
+        """The step in whose body the loop was left, if it was."""
         self._batch: Batch | None = None
         """The batch whose step is under way."""
         self._part: float | None = None
@@ -237,11 +239,14 @@ class Run:
         self._active_loader = self._state.name_of(loader)
         for batch in loader.training_pass():
             self._set_batch(batch)
+            self.left_at = None
             heart.enter(STEP if self.step >= self._replay_until else REPLAY)
             try:
                 yield batch.data
             except GeneratorExit:
-                # A `break`: not a boundary, so nothing is saved; but an update that was made counts.
+                # A `break`, or an error on its way out: not a boundary, so nothing is saved; but an update that was
+                # made counts.
+                self.left_at = self.step
                 if any(optimizer.stepped for optimizer in self._state.optimizers.values()):
                     self._complete_step(loader)
                 raise
@@ -324,6 +329,7 @@ class Run:
             "epoch_under_way": self._epoch_under_way,
             "active_loader": self._active_loader,
             "metrics_bytes": self._journal.position(),
+            "metrics": dict(self._metrics.latest),
         }
         state = {**self._state.capture(), "run": place}
         self._saver.save(manifest, state, {"rng": capture_rng(), "epoch_rng": self._epoch_rng}, wait)
@@ -354,6 +360,7 @@ class Run:
         self.step, self.epoch = place["step"], place["epoch"]
         self._epoch_under_way, self._active_loader = place["epoch_under_way"], place["active_loader"]
         self._next_sync, self._sync_step = self.step + 1, self.step
+        self._metrics.latest = dict(place["metrics"])
         self._heart.beat(self.step)
         if self.is_main:
             self._journal.cut(place["metrics_bytes"])

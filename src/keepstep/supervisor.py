@@ -40,6 +40,7 @@ class Result:
 def supervise(settings: dict[str, Any], target: Target) -> Result:
     """Runs a target to its end under `settings`, the ones that were given by hand."""
     config = Config.from_settings(settings)
+    config.strategy.resolved_strategy(config.launch.workers)  # raises here, before anything is started
     target.check()
     name = config.folder.name or _default_name(config, target)
     folder = RunFolder(config.folder.storage, name)
@@ -58,7 +59,9 @@ def _default_name(config: Config, target: Target) -> str:
     if config.launch.nodes > 1:
         raise ConfigError("--nodes needs --name: every node must call the run by the same one")
     stem = target.what if target.is_script else target.what.partition(":")[2]
-    return stamped(script_name(stem), time.time())
+    name = stamped(script_name(stem), time.time())
+    taken = (Path(config.folder.storage).expanduser() / name).exists()  # by a run of this same second
+    return f"{name}-{os.getpid()}" if taken else name
 
 
 def _already_finished(folder: RunFolder) -> Result:
@@ -142,6 +145,8 @@ class Supervisor:
             self._folder.event("failed", failures=failed, retry=retry, reason=decision.reason)
         self._watch()
         self._display.say(f"keepstep: {describe(ordered)}", style="red")
+        if ordered[0].user_error:
+            return False  # the message says what to do
         again = "going on from the newest checkpoint" if retry else "giving up"
         self._display.say(f"keepstep: {decision.reason}; {again}", style="yellow")
         return retry
@@ -150,7 +155,8 @@ class Supervisor:
         """Adds the step and phase that the worker's heartbeat was in when it stopped."""
         if pulse is None:
             return failure if failure.phase else replace(failure, phase="start")
-        return replace(failure, step=max(failure.step, pulse.step), phase=pulse.phase)
+        step = failure.step if failure.is_exception else pulse.step
+        return replace(failure, step=step, phase=pulse.phase)
 
     def _pulses(self) -> dict[int, Pulse]:
         return {int(path.name.removeprefix("rank_")): Pulse(path) for path in self._hearts.glob("rank_*")}

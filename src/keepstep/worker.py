@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keepstep import current
 from keepstep.errors import ConfigError, KeepstepError, Stopped
+from keepstep.run import Run
 
 TARGET = "KEEPSTEP_TARGET"
 """The environment variable that tells a worker what to run."""
@@ -109,8 +111,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, who tells everybody
     rank = int(os.environ["RANK"])
     _log_to(Path(os.environ["KEEPSTEP_LOGS"]) / f"rank_{rank}.txt")
-    from keepstep import current
-
     try:
         try:
             execute(Target.from_json(os.environ[TARGET]))
@@ -132,8 +132,6 @@ def main() -> None:
 
 def _fail(error: BaseException) -> None:
     """Leaves a report and goes at once: waiting for a process group with a dead member can take forever."""
-    from keepstep import current
-
     run = current.abandon()
     text = user_traceback(error)
     print(f"{FAILURE_MARK}\n{text}", file=sys.stderr, flush=True)
@@ -141,7 +139,7 @@ def _fail(error: BaseException) -> None:
         "cause": type(error).__name__ if not isinstance(error, SystemExit) else f"exit code {error.code}",
         "message": str(error),
         "traceback": text,
-        "step": run.step if run else 0,
+        "step": failed_step(run),
         "time": time.time(),
         "user_error": isinstance(error, KeepstepError),
     }
@@ -153,6 +151,13 @@ def _fail(error: BaseException) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
+
+
+def failed_step(run: Run | None) -> int:
+    """The step at which a failed run was."""
+    if run is None:
+        return 0
+    return run.step if run.left_at is None else run.left_at
 
 
 def user_traceback(error: BaseException) -> str:

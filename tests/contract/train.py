@@ -119,10 +119,12 @@ def main() -> None:
     run = keepstep.start()
     killer = Killer(run, args.kill)
     model = Net(0.0 if args.plain else 0.1, norm=not args.plain)
-    optimizer = torch.optim.AdamW(
-        [{"params": model.blocks.parameters(), "lr": 5e-3}, {"params": [*model.stem.parameters(), *model.norm.parameters()]}, {"params": model.head.parameters(), "weight_decay": 0.0}],
-        lr=1e-2,
-    )  # fmt: skip
+    groups = [
+        {"params": model.blocks.parameters(), "lr": 5e-3},
+        {"params": [*model.stem.parameters(), *model.norm.parameters()]},
+        {"params": model.head.parameters(), "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
     train = DataLoader(Noisy(args.size), args.batch_size, shuffle=True, num_workers=args.num_workers)
     test = DataLoader(Noisy(17), 8)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=len(train) * args.epochs + 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from torch.utils.data import DataLoader
 
 from keepstep.collective import Collective
@@ -22,6 +22,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     max_examples=60,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("unit")

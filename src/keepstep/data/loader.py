@@ -105,7 +105,7 @@ class Loader:
         return self._calls_to_replay == 1
 
     def begin_epoch(self) -> None:
-        self.calls = 0
+        self.calls = self._calls_to_replay = 0
 
     def state_dict(self) -> dict[str, Any]:
         state = {"passes": self.passes, "calls": self.calls, "offset": self.offset}

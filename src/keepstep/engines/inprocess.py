@@ -8,7 +8,7 @@ from keepstep import current
 from keepstep.engines.base import Launch, Outcome
 from keepstep.errors import KeepstepError, Stopped
 from keepstep.failure import WorkerFailure
-from keepstep.worker import execute, user_traceback
+from keepstep.worker import execute, failed_step, user_traceback
 
 
 class InProcess:
@@ -39,7 +39,6 @@ class InProcess:
 
 def _report(error: Exception) -> WorkerFailure:
     run = current.abandon()
-    step = run.step if run is not None else 0
     phase = "start" if run is None or not run.has_begun else "step"
     if run is not None:
         run.close()
@@ -48,7 +47,7 @@ def _report(error: Exception) -> WorkerFailure:
         cause=type(error).__name__,
         message=str(error),
         traceback=user_traceback(error),
-        step=step,
+        step=failed_step(run),
         phase=phase,
         moment=time.time(),
         user_error=isinstance(error, KeepstepError),
