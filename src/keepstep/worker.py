@@ -164,8 +164,9 @@ def user_traceback(error: BaseException) -> str:
     """The traceback from the user's code on: how keepstep got there is of no use to them."""
     frames = traceback.TracebackException.from_exception(error)
     kept = list(frames.stack)
+    ours = str(Path(__file__).parent)
     for number, frame in enumerate(kept):
-        if not frame.filename.startswith("<frozen") and Path(frame.filename) != Path(__file__):
+        if not frame.filename.startswith(("<frozen", ours)):
             frames.stack = traceback.StackSummary.from_list(kept[number:])
             break
     return "".join(frames.format()).rstrip()

@@ -12,7 +12,8 @@ from keepstep.engines import Outcome
 from keepstep.errors import ConfigError
 from keepstep.folder import RunFolder
 
-pytestmark = pytest.mark.gpu
+# torch's own compiler warns of torch's own deprecations.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 _STRATEGIES = ("single", "ddp", "fsdp", "fsdp2")
 

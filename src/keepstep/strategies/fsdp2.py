@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,22 +33,28 @@ def broadcast_from_rank0(module: nn.Module) -> None:
             dist.broadcast(tensor.detach(), src=0)
 
 
+def _precision(setup: Setup) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
+    """The policies of blocks and of the whole model: 16 bits in between, fp32 for gradients' sums and at the end."""
+    if setup.half is None:
+        return MixedPrecisionPolicy(), MixedPrecisionPolicy()
+    inner = MixedPrecisionPolicy(param_dtype=setup.half, reduce_dtype=torch.float32)
+    return inner, replace(inner, output_dtype=torch.float32)
+
+
 class FSDP2Model(PreparedModel):
     def __init__(self, module: nn.Module, setup: Setup) -> None:
         broadcast_from_rank0(module)
-        half = setup.half
-        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, output_dtype=torch.float32)
+        inner, outer = _precision(setup)
         options: dict[str, Any] = {
             "mesh": sharding_mesh(setup),
-            "mp_policy": policy if half else MixedPrecisionPolicy(),
             "offload_policy": CPUOffloadPolicy() if setup.config.cpu_offload else OffloadPolicy(),
         }
         blocks = find_blocks(module)
         for block in reversed(blocks):  # innermost first, as fully_shard wants
             if setup.config.compile:
                 block.compile()
-            fully_shard(block, **options)
-        fully_shard(module, **options)
+            fully_shard(block, mp_policy=inner, **options)
+        fully_shard(module, mp_policy=outer, **options)
         self._has_blocks = bool(blocks)
         super().__init__(module, setup)
 
