@@ -26,22 +26,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from keepstep.artifacts import write_artifact
-from keepstep.checkpoint.saver import Saver
-from keepstep.checkpoint.store import Manifest, Store
+from keepstep.checkpointer import Checkpointer, Place
 from keepstep.context import Context
 from keepstep.data.loader import Batch, Loader, size_of, take
 from keepstep.errors import ConfigError, LoopError, Stopped
 from keepstep.observe.heart import CHECKPOINT, DATA, OTHER, REPLAY, STEP, Heart
 from keepstep.observe.journal import Journal
 from keepstep.observe.metrics import Metrics, Record
+from keepstep.preparation import prepare
 from keepstep.seeding import capture_rng, mix, restore_rng, seed_everything
 from keepstep.signals import StopRequest
-from keepstep.state import Loaded, TrainingState, load, newest_good
+from keepstep.state import Loaded, TrainingState
 from keepstep.strategies.forward import hold_of
-from keepstep.strategies.optimizer import PreparedOptimizer
 
 _SYNC_INTERVAL_S = 1.0
 """How often workers exchange metrics and stop requests, about."""
@@ -54,33 +52,19 @@ class Run:
         self._context = context
         self.rank, self.world_size, self.device = context.rank, context.world_size, context.device
         self.is_main = context.rank == 0
-        self.step = 0
-        """Completed optimizer steps."""
-        self.epoch = 0
+        self.name, self.path = context.folder.name, context.folder.path
         self.stopped = False
         """Whether the run was asked to stop, has saved, and is on its way out."""
-        self.name, self.path = context.folder.name, context.folder.path
+        self.left_at: int | None = None
+        """The step in whose body the loop was left, if it was."""
+        self._place = Place()
         self._heart = Heart(context.heart_path, context.job.launched if context.job else None)
         self._stop = StopRequest(self._heart, supervised=not context.has_terminal)
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
         self._metrics = Metrics(context.collective)
         self._journal = Journal(context)
-        self._store = Store(context.folder.checkpoints, context.config.checkpoint.keep)
-        self._saver = Saver(
-            self._store,
-            self.rank,
-            context.save_group,
-            context.nonce,
-            context.config.checkpoint.checkpoint_mode == "async",
-            self._journal.saved,
-        )
-        self._every_steps, self._every_s = context.config.checkpoint.interval()
-        self._best_metric = context.config.checkpoint.best()
-        self._best_value: float | None = None
-        self._last_save = time.monotonic()
+        self._checkpointer = Checkpointer(context, self._state, self._journal)
         self._replay_until = context.job.replay_until if context.job else 0
-        self.left_at: int | None = None
-        """The step in whose body the loop was left, if it was."""
         self._batch: Batch | None = None
         """The batch whose step is under way."""
         self._part: float | None = None
@@ -89,13 +73,19 @@ class Run:
         self._restored = False
         self._rng_to_restore: dict[str, Any] | None = None
         """What the generators were when the run was saved within an epoch; for when that loader goes on."""
-        self._active_loader: str | None = None
-        """The loader that the newest step came from."""
         self._epoch_rng: dict[str, Any] | None = None
-        self._epoch_under_way = False
         self._num_epochs: int | None = None
         self._next_sync, self._sync_at, self._sync_step = 1, time.perf_counter(), 0
         self._steps_made = 0
+
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps."""
+        return self._place.step
+
+    @property
+    def epoch(self) -> int:
+        return self._place.epoch
 
     # -- what the user calls ------------------------------------------------------------------------------------------
 
@@ -103,21 +93,7 @@ class Run:
         """Models, optimizers, schedulers and DataLoaders, made ready for all workers, in the order given."""
         if self._restored:
             raise LoopError("run.prepare(...) came after the loop had begun; prepare everything before run.epochs")
-        modules = [thing for thing in objects if isinstance(thing, nn.Module)]
-        fresh: dict[str, nn.Module] = {}
-        for module in modules:
-            if hold_of(module) is None:
-                fresh[TrainingState.next_name("model", self._state.models | fresh)] = module
-        optimizers = [self._add_optimizer(o) for o in objects if isinstance(o, torch.optim.Optimizer)]
-        named = {name: model.named_parameters() for name, model in self._state.models.items()}
-        named |= {name: dict(module.named_parameters()) for name, module in fresh.items()}
-        for optimizer in optimizers:
-            optimizer.remember_names(named)
-        for name, module in fresh.items():
-            self._state.models[name] = self._context.strategy.prepare(module)
-        for optimizer in optimizers:
-            optimizer.reconnect(self._state.models)
-        prepared = tuple(self._prepare_other(thing) for thing in objects)
+        prepared = prepare(objects, self._context, self._state, self._before_evaluation)
         # From here on each worker draws its own numbers (dropout); the weights were built from the same ones.
         seed_everything(mix(self._context.config.folder.seed, 0x0D0D, self.rank))
         return prepared if len(prepared) != 1 else prepared[0]
@@ -129,11 +105,11 @@ class Run:
         while self.epoch < count:
             self._begin_epoch()
             yield self.epoch
-            self.epoch += 1
-            self._epoch_under_way = False
+            self._place.epoch += 1
+            self._place.epoch_under_way = False
             self._epoch_boundary()
         self._check_trained()
-        self._finish_training()
+        self._save(wait=True)
 
     def steps(self, loader: Loader) -> Iterator[Any]:
         """The loader's batches, each for one step; between two of them the run is saved, if it is time."""
@@ -236,7 +212,7 @@ class Run:
         if self._rng_to_restore is not None and loader.resumes_here and self._is_active(loader):
             restore_rng(self._rng_to_restore)
             self._rng_to_restore = None
-        self._active_loader = self._state.name_of(loader)
+        self._place.active_loader = self._state.name_of(loader)
         for batch in loader.training_pass():
             self._set_batch(batch)
             self.left_at = None
@@ -261,7 +237,7 @@ class Run:
             yield batch.data
 
     def _complete_step(self, loader: Loader) -> None:
-        self.step += 1
+        self._place.step += 1
         self._steps_made += 1
         loader.offset += 1
         self._set_batch(None)
@@ -275,10 +251,10 @@ class Run:
     def _boundary(self) -> None:
         for model in self._state.models.values():
             model.sync_buffers()
-        self._saver.raise_error()
+        self._checkpointer.raise_error()
         if self._steps_made == 1:
-            self._saver.warm_up()
-        due = self._every_steps is not None and self.step % self._every_steps == 0
+            self._checkpointer.warm_up()
+        due = self._checkpointer.due_at(self.step)
         if due or self.step >= self._next_sync:
             stop, due_by_time = self._sync()
             if stop or due or due_by_time:
@@ -288,7 +264,11 @@ class Run:
 
     def _epoch_boundary(self) -> None:
         stop, due = self._sync()
-        improved = self._note_best()
+        try:
+            improved = self._checkpointer.improves(self.step, self._metrics.latest)
+        except ConfigError:
+            self._save(wait=True)  # the epoch is not lost to a misspelt flag
+            raise
         if stop or due or improved:
             self._save(wait=stop)
         if stop:
@@ -304,7 +284,7 @@ class Run:
         now = time.perf_counter()
         step_s = (now - self._sync_at) / max(1, self.step - self._sync_step)
         interval = min(max(1, round(_SYNC_INTERVAL_S / max(step_s, 1e-6))), 2 * max(1, self.step))
-        due = self._every_s is not None and time.monotonic() - self._last_save >= self._every_s
+        due = self._checkpointer.due_by_time
         lines, flags = self._metrics.reduce([float(self._stop.requested), float(due), float(interval)])
         self._journal.write(lines, self.step, self.epoch, self._heart)
         self._next_sync = self.step + int(flags[0][2])
@@ -314,106 +294,51 @@ class Run:
     # -- saving and restoring -----------------------------------------------------------------------------------------
 
     def _save(self, wait: bool) -> None:
-        self._last_save = time.monotonic()
-        if self._saver.has(self.step):
-            if wait:
-                self._saver.wait()
-            return
         self._heart.enter(CHECKPOINT)
-        manifest = Manifest(
-            self.step, self.epoch, self.world_size, self._context.strategy.name, metrics=dict(self._metrics.latest)
-        )
-        place = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "epoch_under_way": self._epoch_under_way,
-            "active_loader": self._active_loader,
-            "metrics_bytes": self._journal.position(),
-            "metrics": dict(self._metrics.latest),
-        }
-        state = {**self._state.capture(), "run": place}
-        self._saver.save(manifest, state, {"rng": capture_rng(), "epoch_rng": self._epoch_rng}, wait)
+        self._checkpointer.save(self._place, dict(self._metrics.latest), self._epoch_rng, wait)
         self._heart.enter(OTHER)
 
     def _restore_once(self) -> None:
         if self._restored:
             return
         self._restored = True
-        context = self._context
-        step, passed_over = newest_good(self._store, context.collective, self.rank, self.world_size)
-        for problem in passed_over:
-            self._journal.passed_over(problem)
-        if step is None:
-            self._journal.fresh()
-            return
-        loaded = load(self._store, step, self._state, self.rank)
-        self._apply(loaded)
-        if self.is_main:
-            self._store.forget_after(step)
-        self._saver.forget_after(step)
-        best = context.collective.from_rank0(self._store.best())
-        self._best_value = best["value"] if best else None
-        self._journal.resumed(step, loaded, self._context)
+        loaded = self._checkpointer.restore()
+        if loaded is not None:
+            self._take_up(loaded)
 
-    def _apply(self, loaded: Loaded) -> None:
-        place = loaded.state["run"]
-        self.step, self.epoch = place["step"], place["epoch"]
-        self._epoch_under_way, self._active_loader = place["epoch_under_way"], place["active_loader"]
+    def _take_up(self, loaded: Loaded) -> None:
+        saved = loaded.state["run"]
+        self._place = Place(**{name: saved[name] for name in Place.__dataclass_fields__})
+        self._metrics.latest = dict(saved["metrics"])
         self._next_sync, self._sync_step = self.step + 1, self.step
-        self._metrics.latest = dict(place["metrics"])
         self._heart.beat(self.step)
-        if self.is_main:
-            self._journal.cut(place["metrics_bytes"])
         own = loaded.rank_state
         if own is None or loaded.world_size != self.world_size:
             # Another number of workers: streams cannot go on as they were, so each starts one for this step.
             seed_everything(mix(self._context.config.folder.seed, 0x0D0D, self.rank, self.step))
             return
         self._rng_to_restore, self._epoch_rng = own["rng"], own["epoch_rng"]
-        restore_rng(self._rng_to_restore)
+        restore_rng(own["rng"])
 
     def _begin_epoch(self) -> None:
-        if self._epoch_under_way:
+        if self._place.epoch_under_way:
             # What stands before `steps` in the epoch's body runs again: it must draw the same numbers again.
             if self._epoch_rng is not None:
                 restore_rng(self._epoch_rng)
             return
-        self._epoch_under_way = True
+        self._place.epoch_under_way = True
         self._epoch_rng = capture_rng()
         self._rng_to_restore = None
         for loader in self._state.loaders.values():
             loader.begin_epoch()
 
-    def _note_best(self) -> bool:
-        """Whether this epoch gave the best value of `--keep-best`'s metric; the same on every worker."""
-        if self._best_metric is None:
-            return False
-        metric, higher_is_better = self._best_metric
-        if metric not in self._metrics.latest:
-            logged = ", ".join(sorted(self._metrics.latest)) or "nothing"
-            self._save(wait=True)
-            raise ConfigError(f"--keep-best names '{metric}', which no epoch has logged; logged: {logged}")
-        value, best = self._metrics.latest[metric], self._best_value
-        improved = best is None or (value > best if higher_is_better else value < best)
-        if improved:
-            self._best_value = value
-            if self.is_main:
-                self._store.remember_best(self.step, metric, value)
-        return improved
-
     # -- the end ------------------------------------------------------------------------------------------------------
-
-    def _finish_training(self) -> None:
-        """After the last epoch: everything that was trained is on the disk."""
-        if self.step:
-            self._save(wait=True)
 
     def finish(self) -> None:
         """The script has ended well: saves what is not saved yet, and writes the result."""
         self._check_trained()
         self._sync()
-        self._finish_training()
-        self._saver.wait()
+        self._save(wait=True)
         self._journal.finished(self.step, self.epoch, self._metrics.latest, self._heart)
         self._context.collective.barrier()  # nobody hangs up while another still talks
         self.close()
@@ -435,41 +360,13 @@ class Run:
 
     # -- small parts --------------------------------------------------------------------------------------------------
 
-    def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> PreparedOptimizer:
-        name = TrainingState.next_name("optimizer", self._state.optimizers)
-        self._state.optimizers[name] = PreparedOptimizer(optimizer, self._state.scaler)
-        return self._state.optimizers[name]
-
-    def _prepare_other(self, thing: Any) -> Any:
-        if isinstance(thing, (nn.Module, torch.optim.Optimizer, Loader)):
-            return thing
-        if isinstance(thing, DataLoader):
-            loader = Loader(
-                thing,
-                self._context.config.folder.seed,
-                self.rank,
-                self.world_size,
-                self.device,
-                before_pass=self._before_evaluation,
-                even_calls=self._context.strategy.collective_forward,
-            )
-            self._state.loaders[TrainingState.next_name("loader", self._state.loaders)] = loader
-            return loader
-        if hasattr(thing, "step") and hasattr(thing, "optimizer") and hasattr(thing, "state_dict"):
-            self._state.schedulers[TrainingState.next_name("scheduler", self._state.schedulers)] = thing
-            return thing
-        raise ConfigError(
-            f"run.prepare(...) got a {type(thing).__name__}; it takes models, optimizers, learning-rate schedulers and "
-            "DataLoaders (run.track keeps anything else that has a state_dict)"
-        )
-
     def _before_evaluation(self) -> None:
         self._restore_once()
         for model in self._state.models.values():
             model.sync_buffers()
 
     def _is_active(self, loader: Loader) -> bool:
-        return self._state.name_of(loader) == self._active_loader
+        return self._state.name_of(loader) == self._place.active_loader
 
     def _set_batch(self, batch: Batch | None) -> None:
         self._batch = batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,29 @@ def test_a_holder_that_died_holds_nothing(folder: RunFolder) -> None:
     folder.hold()
     assert (folder.path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
     folder.release()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_a_process_that_the_holder_started_does_not_hold(folder: RunFolder, tmp_path: Path) -> None:
+    """DataLoader's workers outlive, for some seconds, a run that is killed: it must be possible to go on at once."""
+    folder.hold()
+    wait, go = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(go)
+        os.read(wait, 1)
+        os._exit(0)
+    deadline = time.monotonic() + 2
+    folder.release()  # as the death of the holder does
+    try:
+        other = RunFolder(tmp_path / "runs", "vit")
+        while other.is_held() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not other.is_held()
+    finally:
+        os.close(go)
+        os.waitpid(child, 0)
+        os.close(wait)
 
 
 def test_a_folder_that_is_not_there_is_not_held(tmp_path: Path) -> None:

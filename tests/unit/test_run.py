@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from keepstep import current
@@ -32,6 +33,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", ["train.py"])
 
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
     def begin(**settings: Any) -> Run:
         kill()
         defaults = {"name": "test", "storage": str(tmp_path), "device": "cpu", "checkpoint_mode": "sync"}
@@ -44,6 +47,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     yield begin
     kill()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     atexit.unregister(current._at_exit)
 
 
@@ -289,6 +294,34 @@ def test_numbers_drawn_in_an_epochs_beginning_are_drawn_again(start: Start, tmp_
     assert drawn(start(checkpoint_every="1")) == whole[1:]
 
 
+@pytest.mark.parametrize("training_mode", [True, False])
+def test_ddp_averages_gradients_in_eval_mode_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch, training_mode: bool
+) -> None:
+    """Fine-tuning with BatchNorm frozen, or a `model.train()` that was forgotten: workers must not drift apart."""
+    calls: list[bool] = []
+    plain = DistributedDataParallel.forward
+
+    def forward(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self.module.training)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(DistributedDataParallel, "forward", forward)
+    training = Training(start(strategy="ddp"))
+    training.model.train(training_mode)
+    training.epochs(1)
+    assert len(calls) == BATCHES
+
+
+def test_ddp_is_left_out_of_an_evaluation(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward would wait for workers that have fewer batches."""
+    training = Training(start(strategy="ddp"))
+    monkeypatch.setattr(DistributedDataParallel, "forward", lambda *_: pytest.fail("DDP in an evaluation"))
+    training.model.eval()
+    for (x,) in training.loader:
+        training.model(x)
+
+
 def test_wrong_loops_are_told_what_to_do(start: Start) -> None:
     run = start()
     training = Training(run)
@@ -309,6 +342,7 @@ def test_wrong_loops_are_told_what_to_do(start: Start) -> None:
 
 
 def test_a_finished_run_is_not_run_again(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     Training(start()).epochs(1)
     current.end()
     with pytest.raises(SystemExit) as leaving:
@@ -319,7 +353,8 @@ def test_a_finished_run_is_not_run_again(start: Start, tmp_path: Path, capsys: p
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # of a lock that was left open
         del leaving
         gc.collect()
-    assert not is_held
+    assert not is_held, "a notebook goes on after it"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_two_loaders_each_resume_where_they_were(start: Start, tmp_path: Path) -> None:

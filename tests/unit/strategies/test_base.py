@@ -57,6 +57,41 @@ def test_a_step_of_an_uneven_batch_is_weighted() -> None:
         assert torch.allclose(parameter.grad, gradient * 0.25)  # type: ignore[arg-type]
 
 
+def test_a_gradient_that_flows_through_two_models_is_weighted_once() -> None:
+    """A generator and its critic, an encoder and a decoder: in an uneven batch each has its share, not its square."""
+    first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+    holds = [prepare(first), prepare(second)]
+    second(first(torch.ones(1, 2))).sum().backward()
+    plain = [p.grad.clone() for model in (first, second) for p in model.parameters() if p.grad is not None]
+    for hold in holds:
+        hold.module.zero_grad()
+        hold.gradient_weight = 0.5
+    second(first(torch.ones(1, 2))).sum().backward()
+    weighted = [p.grad for model in (first, second) for p in model.parameters()]
+    for gradient, expected in zip(weighted, plain, strict=True):
+        assert torch.allclose(gradient, expected * 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_a_model_applied_to_its_own_output_is_weighted_once(weight: float) -> None:
+    model = nn.Linear(2, 2)
+    hold = prepare(model)
+    model(model(torch.ones(1, 2))).sum().backward()
+    plain = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    hold.gradient_weight = weight
+    model(model(torch.ones(1, 2))).sum().backward()
+    for parameter, expected in zip(model.parameters(), plain, strict=True):
+        assert torch.allclose(parameter.grad, expected * weight)  # type: ignore[arg-type]
+
+
+def test_a_frozen_model_has_no_gradient_to_weight() -> None:
+    """A teacher, called without `torch.no_grad()`, in an uneven batch."""
+    teacher = Net().requires_grad_(False)
+    prepare(teacher).gradient_weight = 0.5
+    assert teacher(torch.ones(1, 2)).shape == (1, 2)
+
+
 def test_an_evaluation_needs_no_weight() -> None:
     model = Net()
     prepare(model).gradient_weight = 0.25

@@ -1,0 +1,68 @@
+"""`run.prepare`: sorts models, optimizers, schedulers and loaders, and makes each ready for all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from keepstep.context import Context
+from keepstep.data.loader import Loader
+from keepstep.errors import ConfigError
+from keepstep.state import TrainingState
+from keepstep.strategies.forward import hold_of
+from keepstep.strategies.optimizer import PreparedOptimizer
+
+
+def prepare(
+    objects: tuple[Any, ...], context: Context, state: TrainingState, before_evaluation: Callable[[], None]
+) -> tuple[Any, ...]:
+    """The objects, ready, in the order given; each is entered into `state`."""
+    fresh: dict[str, nn.Module] = {}
+    for thing in objects:
+        if isinstance(thing, nn.Module) and hold_of(thing) is None:
+            fresh[TrainingState.next_name("model", state.models | fresh)] = thing
+    optimizers = [_add_optimizer(thing, state) for thing in objects if isinstance(thing, torch.optim.Optimizer)]
+    # Optimizers hold on to parameters that sharding replaces: they are noted by name before, and reconnected after.
+    named = {name: model.named_parameters() for name, model in state.models.items()}
+    named |= {name: dict(module.named_parameters()) for name, module in fresh.items()}
+    for optimizer in optimizers:
+        optimizer.remember_names(named)
+    for name, module in fresh.items():
+        state.models[name] = context.strategy.prepare(module)
+    for optimizer in optimizers:
+        optimizer.reconnect(state.models)
+    return tuple(_prepared(thing, context, state, before_evaluation) for thing in objects)
+
+
+def _add_optimizer(optimizer: torch.optim.Optimizer, state: TrainingState) -> PreparedOptimizer:
+    prepared = PreparedOptimizer(optimizer, state.scaler)
+    state.optimizers[TrainingState.next_name("optimizer", state.optimizers)] = prepared
+    return prepared
+
+
+def _prepared(thing: Any, context: Context, state: TrainingState, before_evaluation: Callable[[], None]) -> Any:
+    if isinstance(thing, (nn.Module, torch.optim.Optimizer, Loader)):
+        return thing
+    if isinstance(thing, DataLoader):
+        loader = Loader(
+            thing,
+            context.config.folder.seed,
+            context.rank,
+            context.world_size,
+            context.device,
+            before_pass=before_evaluation,
+            even_calls=context.strategy.collective_forward,
+        )
+        state.loaders[TrainingState.next_name("loader", state.loaders)] = loader
+        return loader
+    if hasattr(thing, "step") and hasattr(thing, "optimizer") and hasattr(thing, "state_dict"):
+        state.schedulers[TrainingState.next_name("scheduler", state.schedulers)] = thing
+        return thing
+    raise ConfigError(
+        f"run.prepare(...) got a {type(thing).__name__}; it takes models, optimizers, learning-rate schedulers and "
+        "DataLoaders (run.track keeps anything else that has a state_dict)"
+    )
