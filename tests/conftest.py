@@ -30,7 +30,11 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test inherits a worker's place from outside, or leaves one behind."""
     before = dict(os.environ)
     for name in list(os.environ):
-        if name.startswith(("KEEPSTEP_", "TORCHELASTIC_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        if name.startswith(("KEEPSTEP_JOB", "KEEPSTEP_TARGET", "TORCHELASTIC_")) or name in (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield

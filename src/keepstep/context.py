@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
@@ -172,6 +171,8 @@ def stamped(name: str, moment: float) -> str:
 
 def _default_name() -> str:
     """Script and time. Under a user's own torchrun, the time it was started, so that its restarts resume."""
+    import psutil
+
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     process = psutil.Process(os.getppid() if under_torchrun else os.getpid())
     return stamped(script_name(sys.argv[0]), process.create_time())

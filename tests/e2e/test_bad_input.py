@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from e2e.conftest import Shell
 
 GOOD = """
 import sys, torch, keepstep
@@ -46,12 +47,8 @@ def script(folder: Path, **changes: str) -> str:
 
 
 @pytest.fixture
-def keepstep(tmp_path: Path) -> Keepstep:
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "keepstep", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, env=dict(os.environ))
-
-    return call
+def keepstep(shell: Shell) -> Keepstep:
+    return partial(shell, "keepstep")
 
 
 def complaint(done: subprocess.CompletedProcess[str], code: int) -> str:

@@ -64,8 +64,8 @@ class PlannedOrder:
         self._subset = None if subset is None else np.asarray(subset, dtype=np.int64)
 
     def shares(self, pass_number: int, start: int, rank: int, world_size: int) -> Iterator[Share]:
-        for batch in range(start, self.plan.num_batches):
-            indices = self._samples(self.plan.share(pass_number, batch, rank, world_size))
+        for batch, samples in self.plan.ahead(pass_number, start, rank, world_size):
+            indices = self._samples(samples)
             stand_in = None
             if not len(indices):
                 stand_in = self._samples(self.plan.share(pass_number, batch, 0, world_size))[:1]

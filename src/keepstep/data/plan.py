@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +15,8 @@ from keepstep.seeding import Words, mix, mix_array
 Indices = npt.NDArray[np.int64]
 
 _ROUNDS = 6
+_AHEAD = 8192
+"""Positions that `Plan.ahead` shuffles at once, about."""
 
 
 def permute(positions: Indices, size: int, key: int) -> Indices:
@@ -76,6 +79,23 @@ class Plan:
         start, stop = self._bounds(batch)
         return self._samples(pass_number, *split(start, stop, rank, world_size))
 
+    def ahead(self, pass_number: int, start: int, rank: int, world_size: int) -> Iterator[tuple[int, Indices]]:
+        """(batch, `share`) from batch `start` on, worked out for many batches at a time.
+
+        The shuffle is some hundred NumPy calls, whose cost hardly depends on how many positions they are given.
+        """
+        run = max(1, _AHEAD * world_size // self.batch_size)
+        for first in range(start, self.num_batches, run):
+            batches = range(first, min(first + run, self.num_batches))
+            bounds = [split(*self._bounds(batch), rank, world_size) for batch in batches]
+            samples = self._order(
+                pass_number, np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in bounds])
+            )
+            at = 0
+            for batch, (begin, end) in zip(batches, bounds, strict=True):
+                yield batch, samples[at : at + end - begin]
+                at += end - begin
+
     def indices(self, step: int, rank: int = 0, world_size: int = 1) -> Indices:
         """One worker's part of the global batch that makes step `step`, from 0, passes end to end."""
         if self.num_batches == 0:
@@ -90,7 +110,9 @@ class Plan:
         return start, min(start + self.batch_size, self.num_samples)
 
     def _samples(self, pass_number: int, start: int, stop: int) -> Indices:
-        positions = np.arange(start, stop, dtype=np.int64)
+        return self._order(pass_number, np.arange(start, stop, dtype=np.int64))
+
+    def _order(self, pass_number: int, positions: Indices) -> Indices:
         if not self.shuffle:
             return positions
         return permute(positions, self.num_samples, mix(self.seed, pass_number))

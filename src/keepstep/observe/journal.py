@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keepstep.checkpoint.store import Manifest
 from keepstep.context import Context
-from keepstep.observe.console import Display
 from keepstep.observe.heart import Heart
 from keepstep.observe.ledger import Ledger
 from keepstep.observe.metrics import MetricsFile
 from keepstep.state import Loaded
+
+if TYPE_CHECKING:
+    from keepstep.observe.console import Display
 
 
 class Journal:
@@ -30,6 +32,8 @@ class Journal:
             self._take_folder()
         self._file = MetricsFile(self._folder.metrics)
         if context.has_terminal:
+            from keepstep.observe.console import Display  # rich: not for workers that nobody sees
+
             self._display = Display()
         settings = context.config.flat()
         settings.update(name=self._folder.name, strategy=context.strategy.name, device=str(context.device.type))

@@ -99,6 +99,24 @@ def test_augmentation_does_not_depend_on_how_samples_are_grouped(
         assert fetch(fetcher, batch) == alone
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [random.random, lambda: float(np.random.rand()), lambda: float(torch.rand(()))],
+    ids=["python", "numpy", "torch"],
+)
+def test_each_generator_alone_is_seen_and_seeded(draw: Callable[[], float]) -> None:
+    class Draws(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return draw()
+
+    fetcher = Fetcher(Draws(), as_list)
+    seed_everything(1)
+    one = fetch(fetcher, [3, 4])
+    seed_everything(2)
+    assert fetch(fetcher, [4, 3]) == one[::-1]
+    assert fetch(Fetcher(Draws(), as_list), [3]) == one[:1]
+
+
 @pytest.mark.parametrize("make", [Numbers, Noisy, SometimesNoisy, Batched])
 def test_the_runs_own_generators_do_not_move(make: Callable[[], Dataset[Any]]) -> None:
     fetcher = Fetcher(make(), as_list)

@@ -534,9 +534,9 @@ def test_asking_a_stateful_loader_where_it_is_draws_no_random_numbers(make_loade
 
 
 def test_a_worker_process_with_all_its_options(make_loader: MakeLoader) -> None:
-    """num_workers, persistent_workers, prefetch_factor and worker_init_fn are honoured, on the same samples."""
+    """num_workers, persistent_workers and prefetch_factor are honoured, on the same samples."""
     source: DataLoader[Any] = DataLoader(
-        Noisy(10), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=2
+        Noisy(10), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=3
     )
     loader = make_loader(source)
     plain = make_loader(DataLoader(Noisy(10), batch_size=4, shuffle=True))
@@ -547,7 +547,7 @@ def test_a_worker_process_with_all_its_options(make_loader: MakeLoader) -> None:
     train(loader)
     again = {process.pid for process in loader._source._loader._iterator._workers}  # type: ignore[attr-defined]
     assert workers == again, "persistent_workers: the same process for every pass"
-    assert loader._source._loader.prefetch_factor == 2  # type: ignore[attr-defined]
+    assert loader._source._loader.prefetch_factor == 3  # type: ignore[attr-defined]
 
 
 def test_samples_are_read_in_the_worker_process(make_loader: MakeLoader) -> None:
