@@ -99,6 +99,7 @@ def measured(loop: Iterator[None], steps: int, device: torch.device) -> Callable
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="a tiny ViT, to try the script on a CPU")
+    parser.add_argument("--only", choices=("eager fp32", "eager bf16", "compiled bf16"), help="measure this one alone")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="in a block")
     parser.add_argument("--output", help="write JSON to this file")
@@ -110,7 +111,7 @@ def main() -> None:
     settings = [("eager bf16", True, False), ("compiled bf16", True, True)]
     if not arguments.small:
         settings.insert(0, ("eager fp32", False, False))
-    for name, half, compiled in settings:
+    for name, half, compiled in (s for s in settings if arguments.only in (None, s[0])):
         with tempfile.TemporaryDirectory() as storage:
             loops = (
                 raw(dataset, batch, device, half, compiled, arguments.small),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from keepstep import current
 from keepstep.checkpoint.store import Store
@@ -355,6 +355,22 @@ def test_a_finished_run_is_not_run_again(start: Start, tmp_path: Path, capsys: p
         gc.collect()
     assert not is_held, "a notebook goes on after it"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_two_loaders_are_shuffled_and_augmented_independently(start: Start) -> None:
+    """Else sample i of one domain would always meet sample i of the other, as in no plain PyTorch loop."""
+
+    class Noisy(Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            return index, torch.rand(())
+
+    first, second = start().prepare(*(DataLoader(Noisy(), batch_size=64, shuffle=True) for _ in range(2)))
+    (a,), (b,) = ([batch.data for batch in loader.training_pass()] for loader in (first, second))
+    assert not torch.equal(a[0], b[0])
+    assert not torch.equal(a[1][a[0].argsort()], b[1][b[0].argsort()])
 
 
 def test_two_loaders_each_resume_where_they_were(start: Start, tmp_path: Path) -> None:

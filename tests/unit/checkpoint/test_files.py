@@ -63,6 +63,13 @@ def test_the_record_is_that_of_the_file(tmp_path: Path) -> None:
     assert written.xxh3 == digest(path)
 
 
+@pytest.mark.parametrize("name", ["a", "ab", "abc", "abcd", "abcde"])
+def test_data_begins_where_the_format_wants_it(tmp_path: Path, name: str) -> None:
+    """At a multiple of 8 bytes, so that a reader can map the file."""
+    write_safetensors(tmp_path / "x", {name: torch.ones(1)}, {})
+    assert int.from_bytes((tmp_path / "x").read_bytes()[:8], "little") % 8 == 0
+
+
 def test_a_tensor_larger_than_a_chunk_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_CHUNK", 16)
     path = tmp_path / "x.safetensors"

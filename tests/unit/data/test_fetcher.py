@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 from keepstep.data.fetcher import Fetcher, Request, pass_key, sample_uniforms
 from keepstep.errors import DataError
@@ -111,6 +111,7 @@ def test_each_generator_alone_is_seen_and_seeded(draw: Callable[[], float]) -> N
 
     fetcher = Fetcher(Draws(), as_list)
     seed_everything(1)
+    random_numbers()  # NumPy's first draw makes its whole state anew; later ones move a position in it
     one = fetch(fetcher, [3, 4])
     seed_everything(2)
     assert fetch(fetcher, [4, 3]) == one[::-1]
@@ -160,10 +161,44 @@ def test_a_data_set_that_draws_is_tried_unseeded_once() -> None:
 
 
 def test_tensors_are_not_even_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keepstep.data.fetcher._cpu_rng", lambda: pytest.fail("looked at the generators"))
+    monkeypatch.setattr("keepstep.data.fetcher._cpu_rng", lambda *_: pytest.fail("looked at the generators"))
     tensors = TensorDataset(torch.arange(4))
     fetcher = Fetcher(ConcatDataset([tensors, Subset(tensors, [1, 3])]), as_list)
     assert [int(sample[0]) for sample in fetch(fetcher, [0, 4, 5])] == [0, 1, 3]
+
+
+def test_tensors_are_collated_as_torch_collates_them() -> None:
+    tensors = TensorDataset(torch.arange(12).reshape(6, 2), torch.arange(6, dtype=torch.uint8), torch.rand(6, 1, 2))
+    indices = [4, 0, 4]
+    found = fetch(Fetcher(tensors, default_collate), indices)
+    expected = default_collate([tensors[index] for index in indices])
+    assert type(found) is type(expected) and len(found) == len(expected) == 3
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
+    found[0].zero_()
+    assert tensors.tensors[0][4].tolist() == [8, 9], "a batch may be written to: the data set stays as it is"
+
+
+@pytest.mark.parametrize(
+    "normal", [lambda: random.gauss(0, 1), lambda: float(np.random.randn())], ids=["python", "numpy"]
+)
+def test_a_normal_number_that_is_in_store_is_not_handed_out(normal: Callable[[], float]) -> None:
+    """Normal numbers are made in pairs: the second one moves nothing but a cache."""
+
+    class Normal(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return normal()
+
+    fetcher = Fetcher(Normal(), as_list)
+    seed_everything(1)
+    expected = fetch(Fetcher(Normal(), as_list), [3])
+    for _ in range(2):  # also when the batch before left everything as it was
+        seed_everything(2)
+        normal()
+        assert fetch(fetcher, [3]) == expected
+        in_store = normal()
+        seed_everything(2)
+        normal()
+        assert normal() == in_store
 
 
 def test_a_subclass_of_a_tensor_data_set_may_draw() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.data import plan as plan_module
 from keepstep.data.plan import Plan, permute, split
 from keepstep.errors import DataError
 
@@ -105,6 +106,18 @@ def test_indices_of_a_step_are_those_of_its_pass_and_batch(plan: Plan, step: int
     assert np.array_equal(np.concatenate(halves), plan.indices(step))
 
 
+@given(plans, st.integers(1, 5), st.integers(0, 20), st.integers(1, 60))
+def test_working_ahead_gives_the_same_shares(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, world_size: int, start: int, ahead: int
+) -> None:
+    """However many batches are shuffled at once, and from wherever a run resumes."""
+    monkeypatch.setattr(plan_module, "_AHEAD", ahead)
+    for rank in range(world_size):
+        found = [(batch, share.tolist()) for batch, share in plan.ahead(2, start, rank, world_size)]
+        expected = [(b, plan.share(2, b, rank, world_size).tolist()) for b in range(start, plan.num_batches)]
+        assert found == expected
+
+
 def test_an_unshuffled_plan_is_in_order() -> None:
     plan = Plan(10, 4)
     assert [plan.indices(step).tolist() for step in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
@@ -168,6 +181,20 @@ def test_a_batch_of_ten_billion_samples_costs_what_a_batch_costs() -> None:
         tracemalloc.stop()
     assert peak < 1 << 20, "memory must be that of the batch"
     assert seconds < 1.0, "a stored permutation of 10**10 would take minutes"
+
+
+def test_the_first_batch_ahead_of_a_huge_data_set_comes_at_once() -> None:
+    plan = Plan(HUGE, 256, shuffle=True, seed=1)
+    tracemalloc.start()
+    try:
+        began = time.perf_counter()
+        batch, samples = next(plan.ahead(0, plan.num_batches // 2, 1, 2))
+        seconds = time.perf_counter() - began
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(samples, plan.share(0, batch, 1, 2))
+    assert peak < 4 << 20 and seconds < 1.0
 
 
 def test_batches_of_a_huge_data_set_do_not_overlap() -> None:
