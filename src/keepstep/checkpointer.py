@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -43,6 +44,8 @@ class Checkpointer:
         self._last_save = time.monotonic()
         self._best_metric = config.best()
         self._best_value: float | None = None
+        self._new_best: tuple[str, float] | None = None
+        """A best value whose checkpoint is not saved yet: noted only once it is."""
 
     def due_at(self, step: int) -> bool:
         return self._every_steps is not None and step % self._every_steps == 0
@@ -67,15 +70,18 @@ class Checkpointer:
     ) -> None:
         """Saves the run as it is; nothing to do where this step is saved already."""
         self._last_save = time.monotonic()
+        best, self._new_best = self._new_best, None
         if self._saver.has(place.step):
-            if wait:
+            if wait or best:
                 self._saver.wait()
+            if best and self._context.rank == 0:
+                self._store.remember_best(place.step, *best)
             return
         context = self._context
         manifest = Manifest(place.step, place.epoch, context.world_size, context.strategy.name, metrics=metrics)
         run = {**asdict(place), "metrics": metrics, "metrics_bytes": self._journal.position()}
         state = {**self._training.capture(), "run": run}
-        self._saver.save(manifest, state, {"rng": capture_rng(), "epoch_rng": epoch_rng}, wait)
+        self._saver.save(manifest, state, {"rng": capture_rng(), "epoch_rng": epoch_rng}, wait, best)
 
     def restore(self) -> Loaded | None:
         """Puts the newest good checkpoint back into the training state; None where there is none."""
@@ -85,31 +91,30 @@ class Checkpointer:
             self._journal.passed_over(problem)
         if context.rank == 0:
             self._store.sweep()
+        if context.rank == 0:
+            self._store.set_aside_after(-1 if step is None else step)
+        self._saver.forget_after(-1 if step is None else step)
         if step is None:
             self._journal.fresh()
             return None
         loaded = load(self._store, step, self._training, context.rank)
         if context.rank == 0:
-            self._store.forget_after(step)
             self._journal.cut(loaded.state["run"]["metrics_bytes"])
-        self._saver.forget_after(step)
         best = context.collective.from_rank0(self._store.best())
-        self._best_value = best["value"] if best else None
+        self._best_value = float(best["value"]) if best else None
         self._journal.resumed(step, loaded, context)
         return loaded
 
-    def improves(self, step: int, metrics: dict[str, float]) -> bool:
-        """Whether an epoch gave the best value yet of `--keep-best`'s metric; notes it if so."""
+    def improves(self, metrics: dict[str, float]) -> bool:
+        """Whether an epoch gave the best value yet of `--keep-best`'s metric; the next save is noted as the best."""
         if self._best_metric is None:
             return False
         metric, higher_is_better = self._best_metric
         if metric not in metrics:
             logged = ", ".join(sorted(metrics)) or "nothing"
             raise ConfigError(f"--keep-best names '{metric}', which no epoch has logged; logged: {logged}")
-        value, best = metrics[metric], self._best_value
-        improved = best is None or (value > best if higher_is_better else value < best)
+        value, best = float(metrics[metric]), self._best_value
+        improved = not math.isnan(value) and (best is None or (value > best if higher_is_better else value < best))
         if improved:
-            self._best_value = value
-            if self._context.rank == 0:
-                self._store.remember_best(step, metric, value)
+            self._best_value, self._new_best = value, (metric, value)
         return improved

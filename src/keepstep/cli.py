@@ -14,7 +14,10 @@ from keepstep.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, KeepstepError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    words, rest = _split_at_script(words) if words[:1] == ["run"] else (words, [])
+    arguments = _parser().parse_args(words)
+    arguments.arguments = rest
     try:
         code: int = arguments.call(arguments)
         return code
@@ -27,6 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `keepstep runs | head`
         sys.stderr.close()
         return 0
+
+
+def _split_at_script(words: list[str]) -> tuple[list[str], list[str]]:
+    """(keepstep's words, script included; the script's own), as torchrun does it: argparse would drop a `--`."""
+    values = {flag(name) for name, setting in SETTINGS.items() if not isinstance(setting.default, bool)}
+    place = 1
+    while place < len(words) and words[place].startswith("-"):
+        place += 2 if words[place] in values else 1
+    return words[: place + 1], words[place + 1 :]
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -84,7 +96,8 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="keepstep", description=__doc__)
+    about = "Runs PyTorch training loops on one or many workers, and loses nothing when one dies."
+    parser = argparse.ArgumentParser(prog="keepstep", description=about, allow_abbrev=False)
     from keepstep import __version__
 
     parser.add_argument("--version", action="version", version=f"keepstep {__version__}")
@@ -110,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add(
     commands: Any, name: str, call: Callable[[argparse.Namespace], int], help: str, storage: bool = True
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
     parser.set_defaults(call=call)
     if storage:
         parser.add_argument("--storage", default="runs", help="folder of the run folders (default: %(default)s)")
@@ -123,6 +136,7 @@ def _add_run(commands: Any) -> None:
         help="run a training script, or resume it",
         description="Runs a training script on one or many workers; the same --name again resumes it.",
         usage="keepstep run [options] SCRIPT [its arguments ...]",
+        allow_abbrev=False,
     )
     run.set_defaults(call=_run)
     for name, setting in SETTINGS.items():
@@ -134,8 +148,8 @@ def _add_run(commands: Any) -> None:
         else:
             kind = int if isinstance(default, int) else str
             run.add_argument(flag(name), type=kind, choices=choices, default=None, help=text)
-    run.add_argument("target", metavar="SCRIPT", help="a script, or package.module:function")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="what stands after the script is the script's")
+    script = "a script, or package.module:function; what stands after it is the script's"
+    run.add_argument("target", metavar="SCRIPT", help=script)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class LaunchConfig:
             )
         if self.nodes > 1 and not self.rendezvous:
             raise ConfigError(f"--nodes {self.nodes} needs --rendezvous HOST:PORT, an address of node 0 that all reach")
+        if self.nodes == 1 and self.rendezvous:
+            raise ConfigError(f"--rendezvous {self.rendezvous} is for several machines; add --nodes N")
         if self.workers % self.nodes:
             raise ConfigError(
                 f"{self.workers} workers do not divide over {self.nodes} nodes; --workers counts all of them"
@@ -165,10 +167,20 @@ def _build(part: type[T], settings: dict[str, Any]) -> T:
     fields = {f.name: f for f in dataclasses.fields(part)}  # type: ignore[arg-type]
     chosen = {name: value for name, value in settings.items() if name in fields}
     for name, value in chosen.items():
+        _check_type(name, value, fields[name].default)
         choices = fields[name].metadata["choices"]
         if choices and value not in choices:
             raise ConfigError(f"{flag(name)} is {value!r}; choose one of {', '.join(choices)}")
     return part(**chosen)
+
+
+def _check_type(name: str, value: Any, default: Any) -> None:
+    """Settings come from Python, too: `workers="4"` or `compile="false"` must not be taken for something else."""
+    wanted = str if default is None else type(default)
+    if name == "checkpoint_every" and type(value) is int:
+        return
+    if not (value is None and default is None) and type(value) is not wanted:
+        raise ConfigError(f"{flag(name)} is {value!r}, a {type(value).__name__}; a {wanted.__name__} is needed")
 
 
 def flag(name: str) -> str:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from keepstep.context import Context
 from keepstep.data.loader import Loader
 from keepstep.errors import ConfigError
+from keepstep.seeding import mix
 from keepstep.state import TrainingState
 from keepstep.strategies.forward import hold_of
 from keepstep.strategies.optimizer import PreparedOptimizer
@@ -48,9 +49,10 @@ def _prepared(thing: Any, context: Context, state: TrainingState, before_evaluat
     if isinstance(thing, (nn.Module, torch.optim.Optimizer, Loader)):
         return thing
     if isinstance(thing, DataLoader):
+        seed, number = context.config.folder.seed, len(state.loaders)
         loader = Loader(
             thing,
-            context.config.folder.seed,
+            mix(seed, number) if number else seed,  # two loaders must not be shuffled alike
             context.rank,
             context.world_size,
             context.device,

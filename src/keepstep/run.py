@@ -59,10 +59,10 @@ class Run:
         """The step in whose body the loop was left, if it was."""
         self._place = Place()
         self._heart = Heart(context.heart_path, context.job.launched if context.job else None)
+        self._journal = Journal(context)  # leaves, if the run has finished
         self._stop = StopRequest(self._heart, supervised=not context.has_terminal)
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
         self._metrics = Metrics(context.collective)
-        self._journal = Journal(context)
         self._checkpointer = Checkpointer(context, self._state, self._journal)
         self._replay_until = context.job.replay_until if context.job else 0
         self._batch: Batch | None = None
@@ -265,7 +265,7 @@ class Run:
     def _epoch_boundary(self) -> None:
         stop, due = self._sync()
         try:
-            improved = self._checkpointer.improves(self.step, self._metrics.latest)
+            improved = self._checkpointer.improves(self._metrics.latest)
         except ConfigError:
             self._save(wait=True)  # the epoch is not lost to a misspelt flag
             raise
@@ -374,7 +374,7 @@ class Run:
 
     def _weigh_gradients(self, weight: float) -> None:
         for model in self._state.models.values():
-            model.gradient_weight = weight
+            model.gradient_weight, model.in_step = weight, self._batch is not None
 
     def _without_sync(self, part: Any) -> Iterator[Any]:
         with ExitStack() as stack:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from keepstep.checkpoint.store import Store
 from keepstep.config import check_run_name
@@ -47,7 +49,7 @@ def print_runs(storage: Path) -> int:
         step = folder.read_result().get("step", metrics.get("step", 0))
         workers = f"{settings.get('workers', '?')} {settings.get('strategy', '')}"
         table.add_row(folder.name, status_of(folder), str(step), workers, format_metrics(metrics), _ago(folder))
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)
     return 0
 
 
@@ -55,25 +57,25 @@ def print_run(storage: Path, name: str) -> int:
     folder = existing_run(storage, name)
     config, events, result = folder.read_config(), folder.read_events(), folder.read_result()
     settings = config.get("settings", {})
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{name}[/bold]  {status_of(folder)}, in {folder.path}")
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console.print(Text.assemble((name, "bold"), f"  {status_of(folder)}, in {folder.path}"))
     if config:
-        console.print(f"script     {config['script']} {' '.join(config['arguments'])}", markup=False)
+        console.print(f"script     {config['script']} {' '.join(config['arguments'])}")
         kept = ("workers", "strategy", "precision", "device", "seed", "checkpoint_every", "keep", "keep_best")
         chosen = "  ".join(f"{key}={settings[key]}" for key in kept if settings.get(key))
-        console.print(f"settings   {chosen}", markup=False)
+        console.print(f"settings   {chosen}")
     metrics = _latest(folder)
-    console.print(f"step       {result.get('step', metrics.get('step', 0))}", markup=False)
-    console.print(f"metrics    {format_metrics(metrics) or 'none yet'}", markup=False)
+    console.print(f"step       {result.get('step', metrics.get('step', 0))}")
+    console.print(f"metrics    {format_metrics(metrics) or 'none yet'}")
     steps = Store(folder.checkpoints, keep=1).steps()
-    console.print(f"checkpoints  {', '.join(map(str, steps)) or 'none'}", markup=False)
+    console.print(f"checkpoints  {', '.join(map(str, steps)) or 'none'}")
     for event in events:
         _print_event(console, event)
     ledger = total_ledger(events, result)
     if ledger.total_s:
         console.print(f"where the time went ({ledger.total_s:.1f} s, {ledger.goodput:.0%} of it new steps)")
         for line in ledger.lines():
-            console.print("  " + line, markup=False)
+            console.print("  " + line)
     return 0
 
 
@@ -93,14 +95,14 @@ def _print_event(console: Console, event: dict[str, Any]) -> None:
         for number, failure in enumerate(event["failures"]):
             first = "failed" if number == 0 else "then"
             what = f"{failure['cause']} {failure['message']}"
-            console.print(f"{at}  {first}: rank {failure['rank']} at step {failure['step']}: {what}", markup=False)
-        console.print(f"{at}  {event['reason']}", markup=False)
+            console.print(f"{at}  {first}: rank {failure['rank']} at step {failure['step']}: {what}")
+        console.print(f"{at}  {event['reason']}")
     elif event["event"] == "resumed":
-        console.print(f"{at}  resumed from step {event['step']}", markup=False)
+        console.print(f"{at}  resumed from step {event['step']}")
     elif event["event"] == "checkpoint_passed_over":
-        console.print(f"{at}  passed over: {event['problem']}", markup=False)
+        console.print(f"{at}  passed over: {event['problem']}")
     elif event["event"] in ("stopped", "finished"):
-        console.print(f"{at}  {event['event']} at step {event['step']}", markup=False)
+        console.print(f"{at}  {event['event']} at step {event['step']}")
 
 
 def _latest(folder: RunFolder) -> dict[str, Any]:
@@ -118,7 +120,11 @@ def _all_runs(storage: Path) -> list[RunFolder]:
 
 
 def _changed(path: Path) -> float:
-    return max((entry.stat().st_mtime for entry in path.iterdir()), default=0.0)
+    newest = 0.0
+    for entry in path.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a running run's temporary file
+            newest = max(newest, entry.stat().st_mtime)
+    return newest
 
 
 def _ago(folder: RunFolder) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from keepstep.checkpoint.store import Store, newest_first
-from keepstep.checkpoint.tree import Tensors, put_together, take_apart, tensor_keys
+from keepstep.checkpoint.tree import Tensors, put_together, split_path, take_apart, tensor_keys
 from keepstep.collective import Collective
 from keepstep.data.loader import Loader
 from keepstep.data.order import Stateful
@@ -107,7 +107,7 @@ class TrainingState:
     def _optimizer_target(
         optimizer: PreparedOptimizer, key: str, shape: torch.Size, dtype: torch.dtype
     ) -> torch.Tensor:
-        parts = key.split("/")
+        parts = split_path(key)
         if len(parts) == 5 and parts[1] == "state":  # optimizer/state/<model>/<parameter>/<what>
             return optimizer.target(parts[2], parts[3], shape, dtype)
         return torch.empty(shape, dtype=dtype)

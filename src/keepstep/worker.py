@@ -96,7 +96,7 @@ def _function(target: Target) -> Callable[[], Any]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(f"there is no module {module_name}; give a script or package.module:function") from None
     if not callable(getattr(module, name, None)):
@@ -147,7 +147,10 @@ def _fail(error: BaseException) -> None:
     if path:
         # torchelastic's own format, with our fields beside its.
         extra = {"py_callstack": text, "timestamp": str(int(time.time())), "keepstep": report}
-        Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}))
+        # Whole or not at all: torchelastic stumbles over half a report.
+        half = Path(f"{path}.writing")
+        half.write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}))
+        half.replace(path)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

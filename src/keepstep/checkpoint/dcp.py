@@ -86,11 +86,10 @@ class _SnapshotPlanner(DefaultSavePlanner):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a piece of a tensor lies, and the record of the file it lies in."""
+    """Where a piece of a tensor lies."""
 
     file: str
     name: str
-    record: FileRecord
 
 
 class _Writer(StorageWriter):
@@ -111,20 +110,26 @@ class _Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         file = rank_file(self._rank)
-        tensors = {_piece_name(item.index): planner.resolve_data(item) for item in plan.items}
-        written = write_safetensors(self._folder / file, tensors, {"state": self._rank_state})  # type: ignore[arg-type]
+        tensors: Tensors = {}
+        pieces = []
+        for item in plan.items:
+            name = _piece_name(item.index)
+            while name in tensors:  # `w@2` is the piece of w at 2, and may be a tensor's own name
+                name += "@"
+            tensors[name] = planner.resolve_data(item)  # type: ignore[assignment]
+            pieces.append(WriteResult(item.index, tensors[name].nbytes, _Place(file, name)))
+        written = write_safetensors(self._folder / file, tensors, {"state": self._rank_state})
         future: Future[list[WriteResult]] = Future()
-        future.set_result(
-            [
-                WriteResult(item.index, tensors[name].nbytes, _Place(file, name, written))  # type: ignore[union-attr]
-                for item, name in ((item, _piece_name(item.index)) for item in plan.items)
-            ]
-        )
+        # The file's record goes first and by itself: a worker may have no piece to send it with.
+        future.set_result([WriteResult(MetadataIndex(file), written.bytes, written), *pieces])
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        places = {result.index: result.storage_data for rank in results for result in rank}
-        records = {place.file: place.record for place in places.values()}
+        records: dict[str, FileRecord] = {}
+        places: dict[MetadataIndex, _Place] = {}
+        for written, *pieces in results:
+            records[written.index.fqn] = written.storage_data
+            places.update({piece.index: piece.storage_data for piece in pieces})
         (self._folder / INDEX).write_text(json.dumps(_index(metadata, places)))
         self._commit(records)
 
@@ -165,7 +170,7 @@ def _piece_name(index: MetadataIndex) -> str:
     return index.fqn if offset is None or not any(offset) else f"{index.fqn}@{','.join(map(str, offset))}"
 
 
-def _index(metadata: Metadata, places: dict[MetadataIndex, Any]) -> dict[str, Any]:
+def _index(metadata: Metadata, places: dict[MetadataIndex, _Place]) -> dict[str, Any]:
     index = {}
     for key, tensor in metadata.state_dict_metadata.items():
         assert isinstance(tensor, TensorStorageMetadata), key

@@ -11,7 +11,7 @@ from keepstep.checkpoint.dcp import Reader
 from keepstep.checkpoint.files import write_safetensors
 from keepstep.checkpoint.saver import STATE
 from keepstep.checkpoint.store import Store
-from keepstep.checkpoint.tree import Tensors, tensor_keys
+from keepstep.checkpoint.tree import Tensors, split_path, tensor_keys
 from keepstep.errors import CheckpointError
 
 
@@ -29,7 +29,7 @@ def export(store: Store, step: int, output: Path, model: str = "model") -> int:
         shape, dtype = reader.shape_and_dtype(key)
         targets[key] = torch.empty(shape, dtype=dtype)
     reader.load(targets)
-    weights = {key.removeprefix(f"{model}/"): tensor for key, tensor in targets.items()}
+    weights = {"/".join(split_path(key)[1:]): tensor for key, tensor in targets.items()}  # less the model's name
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".writing-{output.name}")
     try:
@@ -43,6 +43,7 @@ def export(store: Store, step: int, output: Path, model: str = "model") -> int:
 def choose_step(store: Store, which: str) -> int:
     """`newest`, `best`, or a step number, as a step that has a checkpoint."""
     steps = store.steps()
+    there_are = f"there are steps {', '.join(map(str, steps))}"
     if not steps:
         raise CheckpointError(f"there is no checkpoint in {store.root}")
     if which == "newest":
@@ -51,7 +52,9 @@ def choose_step(store: Store, which: str) -> int:
         best = store.best()
         if best is None:
             raise CheckpointError("the run kept no best checkpoint; it does with --keep-best METRIC:max")
+        if best["step"] not in steps:  # it is noted before its checkpoint is written: a crash came between
+            raise CheckpointError(f"the best checkpoint, of step {best['step']}, is not there; {there_are}")
         return int(best["step"])
-    if which.isdigit() and int(which) in steps:
+    if which.isdecimal() and int(which) in steps:
         return int(which)
-    raise CheckpointError(f"there is no checkpoint {which!r}; there are steps {', '.join(map(str, steps))}")
+    raise CheckpointError(f"there is no checkpoint {which!r}; {there_are}")

@@ -62,17 +62,15 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
     text += b" " * (-len(text) % 8)  # the format wants the data aligned
     hasher = xxhash.xxh3_128()
     with path.open("wb", buffering=0) as file:
-        for part in (struct.pack("<Q", len(text)), text):
-            file.write(part)
-            hasher.update(part)
-        for tensor in tensors.values():
-            if tensor.numel() == 0:
-                continue
-            view = tensor.reshape(-1).view(torch.uint8).numpy().data
-            for start in range(0, len(view), _CHUNK):
-                chunk = view[start : start + _CHUNK]
+        for part in (memoryview(struct.pack("<Q", len(text))), memoryview(text), *map(_memory, tensors.values())):
+            for start in range(0, len(part), _CHUNK):
+                chunk = part[start : start + _CHUNK]
                 hasher.update(chunk)
-                while chunk:
+                while chunk:  # a raw file may take less than it is given
                     chunk = chunk[file.write(chunk) :]
         os.fsync(file.fileno())
     return FileRecord(8 + len(text) + offset, hasher.hexdigest())
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

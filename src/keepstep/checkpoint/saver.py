@@ -52,8 +52,15 @@ class Saver:
     def forget_after(self, step: int) -> None:
         self._steps = {saved for saved in self._steps if saved <= step}
 
-    def save(self, manifest: Manifest, state: dict[str, Any], rank_state: dict[str, Any], wait: bool) -> None:
-        """Copies the state to host memory, then writes it; collective.
+    def save(
+        self,
+        manifest: Manifest,
+        state: dict[str, Any],
+        rank_state: dict[str, Any],
+        wait: bool,
+        best: tuple[str, float] | None = None,
+    ) -> None:
+        """Copies the state to host memory, then writes it; collective. `best`: the metric and value it is the best of.
 
         `state` is the same run-wide state on every worker, or its own shard of it; `rank_state` is this worker's own.
         """
@@ -67,10 +74,10 @@ class Saver:
         self._snapshot.take(tensors, self._rank == 0)
         self._steps.add(manifest.step)
         if wait or not self._in_background:
-            self._write(manifest, state_json, rank_json)
+            self._write(manifest, state_json, rank_json, best)
             return
         self._thread = threading.Thread(
-            target=self._write_beside, args=(manifest, state_json, rank_json), name="keepstep-save", daemon=True
+            target=self._write_beside, args=(manifest, state_json, rank_json, best), name="keepstep-save", daemon=True
         )
         self._thread.start()
 
@@ -87,13 +94,13 @@ class Saver:
             error, self._error = self._error, None
             raise error
 
-    def _write_beside(self, manifest: Manifest, state_json: str, rank_json: str) -> None:
+    def _write_beside(self, *what: Any) -> None:
         try:
-            self._write(manifest, state_json, rank_json)
+            self._write(*what)
         except Exception as error:  # raised at the next boundary, in the thread that can stop the run
             self._error = error
 
-    def _write(self, manifest: Manifest, state_json: str, rank_json: str) -> None:
+    def _write(self, manifest: Manifest, state_json: str, rank_json: str, best: tuple[str, float] | None) -> None:
         from keepstep.checkpoint.dcp import write
 
         started = time.perf_counter()
@@ -102,6 +109,9 @@ class Saver:
 
             def commit(files: dict[str, FileRecord]) -> None:
                 self._commit(folder, manifest, state_json, files)
+                if best is not None:
+                    self._store.remember_best(manifest.step, *best)
+                self._store.prune()
                 self._on_commit(manifest, time.perf_counter() - started)
 
             write(folder, self._snapshot, self._rank, rank_json, self._group, commit)
@@ -115,7 +125,6 @@ class Saver:
         sync_file(folder / INDEX)
         files = {**files, **{name: record(folder / name) for name in (STATE, INDEX)}}
         self._store.commit(folder, replace(manifest, files=files, created=time.time(), torch=torch.__version__))
-        self._store.prune()
 
     def _explain(self, step: int, error: Exception) -> str:
         newest = self._store.steps()[-1:]

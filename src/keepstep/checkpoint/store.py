@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import xxhash
 
 from keepstep.errors import CheckpointError
+from keepstep.standard_json import standard
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -40,22 +42,30 @@ class Manifest:
     world_size: int
     strategy: str
     files: dict[str, FileRecord] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     created: float = 0.0
     torch: str = ""
     keepstep: str = ""
     format: int = FORMAT
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        fields = standard(asdict(self))
+        return json.dumps({**fields, "xxh3": _checksum(fields)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
+        """Raises if it is of another format, or not what was written: what it says decides how a run goes on."""
         raw = json.loads(text)
         if raw.get("format") != FORMAT:
             raise CheckpointError(f"its format is {raw.get('format')!r}; this keepstep reads format {FORMAT}")
+        outside = [name for name in raw["files"] if Path(name).name != name]
+        if outside:
+            raise CheckpointError(f"it names a file outside the checkpoint: {outside[0]!r}")
+        if raw.pop("xxh3", None) != _checksum(raw):
+            raise CheckpointError("it is damaged: its own checksum differs")
         files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
-        return cls(files=files, **raw)
+        metrics = {name: float(value) for name, value in raw.pop("metrics").items()}
+        return cls(files=files, metrics=metrics, **raw)
 
 
 class Store:
@@ -71,7 +81,7 @@ class Store:
         """Steps that have a committed checkpoint, oldest first."""
         if not self.root.is_dir():
             return []
-        matches = (re.fullmatch(r"step_(\d{8,})", entry.name) for entry in self.root.iterdir())
+        matches = (re.fullmatch(r"step_([0-9]{8,})", entry.name) for entry in self.root.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def begin(self, step: int, nonce: str) -> Path:
@@ -92,21 +102,21 @@ class Store:
         return final
 
     def read_manifest(self, step: int) -> Manifest:
-        path = self.path(step) / MANIFEST
+        name = self.path(step).name
         try:
-            return Manifest.from_json(path.read_text())
+            return Manifest.from_json((self.path(step) / MANIFEST).read_text())
         except FileNotFoundError:
-            raise CheckpointError(f"{self.path(step).name} has no {MANIFEST}") from None
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise CheckpointError(f"{self.path(step).name}/{MANIFEST} cannot be read: {error}") from None
+            raise CheckpointError(f"{name} has no {MANIFEST}") from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{name}/{MANIFEST} cannot be used: {error}") from None
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(f"{name}/{MANIFEST} cannot be read: {error!r}") from None
 
     def check(self, step: int, part: int = 0, parts: int = 1) -> None:
         """Raises if a file of the checkpoint is missing or not what was written. Workers share the work by `part`."""
         manifest = self.read_manifest(step)
         for name in sorted(manifest.files)[part::parts]:
             expected = manifest.files[name]
-            if Path(name).name != name:
-                raise CheckpointError(f"{self.path(step).name}: the manifest names a file outside it: {name!r}")
             path = self.path(step) / name
             if not path.is_file():
                 raise CheckpointError(f"{self.path(step).name}/{name} is missing")
@@ -118,21 +128,25 @@ class Store:
 
     def remember_best(self, step: int, metric: str, value: float) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        write_durably(self.root / _BEST, json.dumps({"step": step, "metric": metric, "value": value}))
+        best = {"step": step, "metric": metric, "value": value}
+        write_durably(self.root / _BEST, json.dumps(standard(best)))
 
     def best(self) -> dict[str, Any] | None:
         """The checkpoint with the best metric so far: its step, metric and value."""
         try:
-            best: dict[str, Any] = json.loads((self.root / _BEST).read_text())
-        except (FileNotFoundError, ValueError):
+            raw = json.loads((self.root / _BEST).read_text())
+            return {"step": int(raw["step"]), "metric": str(raw["metric"]), "value": float(raw["value"])}
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
-        return best
 
-    def forget_after(self, step: int) -> None:
-        """Drops checkpoints and a best of steps later than `step`: a resumed run will make them again."""
+    def set_aside_after(self, step: int) -> None:
+        """Renames checkpoints of steps later than `step`, which were found bad: the run will make those steps again.
+
+        They are not deleted: somebody may want to know what befell them, or read them with a newer version.
+        """
         for later in self.steps():
             if later > step:
-                shutil.rmtree(self.path(later), ignore_errors=True)
+                self.path(later).rename(self.root / f"damaged-{self.path(later).name}-{uuid.uuid4().hex[:8]}")
         best = self.best()
         if best is not None and best["step"] > step:
             (self.root / _BEST).unlink()
@@ -140,14 +154,19 @@ class Store:
     def prune(self) -> list[int]:
         """Deletes what is neither among the newest nor the best; returns the steps that went."""
         best = self.best()
-        kept = set(self.steps()[-self._keep :]) | ({best["step"]} if best else set())
-        gone = [step for step in self.steps() if step not in kept]
+        steps = self.steps()
+        kept = set(steps[-self._keep :]) | ({best["step"]} if best else set())
+        gone = [step for step in steps if step not in kept]
         for step in gone:
-            # Renamed first: a reader never meets a checkpoint that is half gone.
-            doomed = self.root / f"{_TEMPORARY}gone-{uuid.uuid4().hex[:8]}"
-            self.path(step).rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            self._drop(step)
         return gone
+
+    def _drop(self, step: int) -> None:
+        # Renamed first: a reader never meets a checkpoint that is half gone.
+        doomed = self.root / f"{_TEMPORARY}gone-{uuid.uuid4().hex[:8]}"
+        with contextlib.suppress(FileNotFoundError):  # somebody was faster
+            self.path(step).rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def sweep(self) -> None:
         """Deletes what interrupted writes left behind."""
@@ -155,11 +174,17 @@ class Store:
             for entry in self.root.iterdir():
                 if entry.name.startswith(_TEMPORARY):
                     shutil.rmtree(entry, ignore_errors=True)
+                elif entry.name.startswith(f".{_BEST}-"):
+                    entry.unlink(missing_ok=True)
 
 
 def newest_first(store: Store) -> Iterator[int]:
     """Steps to try to resume from, best candidate first."""
     return reversed(store.steps())
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def digest(path: Path) -> str:

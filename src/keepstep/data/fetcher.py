@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
+import xxhash
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, default_collate
 
 from keepstep.data.plan import Indices
 from keepstep.errors import DataError
@@ -28,6 +29,10 @@ class Request:
     def sample_keys(self) -> Words:
         """Each sample's seed."""
         return mix_array(self.key, self.indices.astype(np.uint64))
+
+    def batch_key(self) -> int:
+        """The seed of what is drawn for the batch as a whole: of its samples, in their order, and the pass."""
+        return xxhash.xxh3_64_intdigest(self.indices.tobytes(), seed=self.key)
 
 
 _MT19937_BYTES = 4 * 624 + 4
@@ -56,8 +61,9 @@ class Fetcher(Dataset[Any]):
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self._dataset, self._collate = dataset, collate
-        self._never_draws = _never_draws(dataset)
-        self._draws = False
+        self._reads_batches = _reads_batches(dataset)
+        self._never_draws, self._collate_never_draws = _never_draws(dataset), collate is default_collate
+        self._draws = self._collate_draws = False
         self._rng: _Rng | None = None
         # One gather a tensor gives what collating its single samples would, twenty times as fast.
         plain = type(dataset) is TensorDataset and collate is default_collate
@@ -70,28 +76,49 @@ class Fetcher(Dataset[Any]):
             return [tensor[chosen] for tensor in self._tensors]
         _request = request
         try:
-            return self._collate(self._samples(request))
+            return self._batch(request)
         finally:
             _request = None
+
+    def _batch(self, request: Request) -> Any:
+        samples = self._samples(request)
+        if self._collate_never_draws:
+            return self._collate(samples)
+        if not self._collate_draws:
+            batch, self._collate_draws = self._tried(lambda: self._collate(samples))
+            if not self._collate_draws:
+                return batch
+            samples = self._samples(request)  # anew: it may have changed those in place
+        with preserved_cpu_rng():
+            seed_sample(request.batch_key())
+            return self._collate(samples)
 
     def _samples(self, request: Request) -> Any:
         indices = request.indices.tolist()
         if self._never_draws:
             return self._read(indices)
         if not self._draws:
-            # Seeding three generators for each sample costs more than many a data set's own work. So try without:
-            # if no generator moved, the data set is not random and nothing was lost.
-            self._rng = _cpu_rng(self._rng)
-            samples = self._read(indices)
-            if not self._rng.moved():
+            samples, self._draws = self._tried(lambda: self._read(indices))
+            if not self._draws:
                 return samples
-            self._rng.restore()
-            self._draws = True
         with preserved_cpu_rng():
             return self._read(indices, request.sample_keys())
 
+    def _tried(self, work: Callable[[], Any]) -> tuple[Any, bool]:
+        """What comes of `work` unseeded, and whether it drew random numbers: if so, it is to be done again, seeded.
+
+        Seeding three generators for each sample costs more than many a data set's own work. So try without: if no
+        generator moved, nothing is random and nothing was lost.
+        """
+        self._rng = _cpu_rng(self._rng)
+        result = work()
+        moved = self._rng.moved()
+        if moved:
+            self._rng.restore()
+        return result, moved
+
     def _read(self, indices: list[int], keys: Words | None = None) -> Any:
-        if hasattr(self._dataset, "__getitems__"):
+        if self._reads_batches:
             if keys is not None and len(keys):
                 seed_sample(int(keys[0]))
             return self._dataset.__getitems__(indices)
@@ -107,6 +134,17 @@ class Fetcher(Dataset[Any]):
 def pass_key(seed: int, pass_number: int) -> int:
     """The key that all samples of one pass over a data set share."""
     return mix(seed, 0xDA7A, pass_number)
+
+
+def _reads_batches(dataset: Any) -> bool:
+    """Whether a data set reads a whole batch by its own doing: some of torch's only hand it to those they wrap."""
+    method = getattr(type(dataset), "__getitems__", None)
+    if method is Subset.__getitems__:
+        return _reads_batches(dataset.dataset)
+    if method is StackDataset.__getitems__:
+        parts = dataset.datasets
+        return any(_reads_batches(part) for part in (parts.values() if isinstance(parts, dict) else parts))
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def _never_draws(dataset: object) -> bool:
@@ -132,10 +170,10 @@ class _Rng(NamedTuple):
             numpy_moved = now[2:] != self.numpy[2:] or not np.array_equal(now[1], self.numpy[1])
         else:
             numpy_moved = _numpy_memory() != self.numpy_memory
-        return numpy_moved or _torch_rng() != self.torch or random.getstate() != self.python
+        return numpy_moved or _torch_rng() != self.torch or _python_rng() != self.python
 
     def restore(self) -> None:
-        random.setstate(self.python)
+        random.setstate(_python_state(self.python))
         np.random.set_state(self.numpy)
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
 
@@ -147,7 +185,7 @@ def _cpu_rng(last: _Rng | None) -> _Rng:
         numpy_state = last.numpy
     else:
         numpy_state = np.random.get_state(legacy=True)
-    return _Rng(random.getstate(), numpy_state, _torch_rng(), memory)
+    return _Rng(_python_rng(), numpy_state, _torch_rng(), memory)
 
 
 def _torch_rng() -> bytes:
@@ -160,3 +198,33 @@ def _numpy_memory() -> bytes | None:
     if type(generator) is not np.random.MT19937:
         return None
     return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+
+
+def _python_rng() -> Any:
+    """What tells one state of Python's generator from another; `random.getstate` makes an object of each word."""
+    return _python_memory() if _PYTHON_MEMORY_IS_KNOWN else random.getstate()
+
+
+def _python_state(rng: Any) -> Any:
+    """What `random.setstate` takes, from what `_python_rng` gave."""
+    return _state_in(*rng) if _PYTHON_MEMORY_IS_KNOWN else rng
+
+
+def _python_memory() -> tuple[bytes, float | None]:
+    """CPython keeps the position and the words right behind the object's header; and one normal number in store."""
+    generator: Any = random._inst
+    return ctypes.string_at(id(generator) + object.__basicsize__, _MT19937_BYTES), generator.gauss_next
+
+
+def _state_in(memory: bytes, normal: float | None) -> Any:
+    position, *words = np.frombuffer(memory, np.uint32).tolist()
+    return random.Random.VERSION, (*words, position), normal
+
+
+def _python_memory_is_known() -> bool:
+    fits = type(random._inst).__basicsize__ >= object.__basicsize__ + _MT19937_BYTES
+    return fits and _state_in(*_python_memory()) == random.getstate()
+
+
+# No promise of Python's, so it is looked at once whether it is so here.
+_PYTHON_MEMORY_IS_KNOWN = _python_memory_is_known()

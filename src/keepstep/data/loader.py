@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Sized
+from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from keepstep.data.fetcher import Fetcher, Request, pass_key
+from keepstep.data.nested import found, move, size_of, sizes_in, take
 from keepstep.data.order import Order, Share, Stateful, order_of
 from keepstep.data.plan import split
 from keepstep.errors import DataError
 from keepstep.seeding import preserved_cpu_rng
+
+__all__ = ["Batch", "Loader", "move", "size_of", "take"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,14 @@ class Source(Protocol):
     """Where batches come from: a map-style data set in some order, or a stream."""
 
     num_batches: int | None
+    ended: bool
+    """Whether the newest training pass is over: its last batch was handed out, and nothing is left of it."""
 
     def batches(self, pass_number: int, start: int, training: bool) -> Iterator[Batch]: ...
 
     def state(self) -> dict[str, Any] | None: ...
 
-    def resume(self, state: dict[str, Any]) -> None: ...
+    def resume(self, state: dict[str, Any] | None, ended: bool) -> None: ...
 
 
 class Loader:
@@ -63,7 +69,7 @@ class Loader:
         self._world_size, self._before_pass = world_size, before_pass
         self._source: Source
         if isinstance(loader.dataset, IterableDataset):
-            self._source = StreamSource(loader, rank, world_size, device)
+            self._source = StreamSource(loader, rank, world_size, device, even_calls)
         else:
             self._source = MapSource(loader, seed, rank, world_size, device, even_calls)
         self.passes = 0
@@ -91,13 +97,20 @@ class Loader:
     def training_pass(self) -> Iterator[Batch]:
         """The next training pass of this epoch, or, after a resume, what is left of the one that was under way."""
         self._check_divides()
-        if self._calls_to_replay:
-            self._calls_to_replay -= 1
-            if self._calls_to_replay:
-                return  # this pass was finished before the checkpoint
-        else:
+        is_new = not self._calls_to_replay
+        if is_new:
             self.passes, self.calls, self.offset = self.passes + 1, self.calls + 1, 0
-        yield from self._source.batches(self.passes - 1, self.offset, training=True)
+        else:
+            self._calls_to_replay -= 1
+            if self._calls_to_replay or self._source.ended:
+                return  # this pass was finished before the checkpoint
+        is_empty = True
+        for batch in self._source.batches(self.passes - 1, self.offset, training=True):
+            is_empty = False
+            yield batch
+        if is_new and is_empty:
+            # A sampler or a stream that was left, or saved, right behind its last sample: now it begins again.
+            yield from self._source.batches(self.passes - 1, self.offset, training=True)
 
     @property
     def resumes_here(self) -> bool:
@@ -108,14 +121,13 @@ class Loader:
         self.calls = self._calls_to_replay = 0
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"passes": self.passes, "calls": self.calls, "offset": self.offset}
+        state = {"passes": self.passes, "calls": self.calls, "offset": self.offset, "ended": self._source.ended}
         return {**state, "source": self._source.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.passes, self.calls, self.offset = state["passes"], state["calls"], state["offset"]
         self._calls_to_replay = self.calls
-        if state["source"] is not None:
-            self._source.resume(state["source"])
+        self._source.resume(state["source"], state["ended"])
 
     def _check_divides(self) -> None:
         if self.batch_size is not None and self.batch_size % self._world_size:
@@ -150,8 +162,12 @@ class MapSource:
         self._requests = _Requests()
         self._loader = _rebuilt(loader, self._requests)
         self._state: dict[str, Any] | None = None
+        self.ended = False
 
     def batches(self, pass_number: int, start: int, training: bool) -> Iterator[Batch]:
+        if training and not self.ended and self._state is not None:
+            # The pass before was left early, and workers may have fetched ahead: go on behind what was handed out.
+            self._order.resume(self._state)
         pending: list[Share] = []
         key = pass_key(self._seed, pass_number)
         self._requests.iterator = self._ask(self._order, pass_number, start, training, key, pending)
@@ -159,11 +175,14 @@ class MapSource:
             fetched = iter(self._loader)
         for data in fetched:
             share = pending.pop(0)
-            self._state = share.state
+            if training:
+                self._state, self.ended = share.state, share.ended
             num_samples = len(share.indices)
             if not num_samples and not training:
                 data = take(data, 0, 0)
             yield Batch(move(data, self._device), num_samples, share.num_global, self._world_size)
+        if training:
+            self.ended = True
 
     def _ask(
         self, order: Order, pass_number: int, start: int, training: bool, key: int, pending: list[Share]
@@ -183,20 +202,44 @@ class MapSource:
     def state(self) -> dict[str, Any] | None:
         return self._state
 
-    def resume(self, state: dict[str, Any]) -> None:
-        self._order.resume(state)
-        self._state = state
+    def resume(self, state: dict[str, Any] | None, ended: bool) -> None:
+        self._state, self.ended = state, ended
+        if state is not None:
+            self._order.resume(state)
+
+
+class _Part(NamedTuple):
+    """One worker's part of a stream's global batch, collated."""
+
+    num_global: int
+    data: Any
+
+
+class _CollatePart:
+    """A stream's `collate_fn`: samples are divided before they are collated, since only then each is one for sure."""
+
+    def __init__(self, collate: Callable[[Any], Any], rank: int, world_size: int) -> None:
+        self._collate, self._rank, self._world_size = collate, rank, world_size
+
+    def __call__(self, samples: list[Any]) -> _Part:
+        begin, end = split(0, len(samples), self._rank, self._world_size)
+        return _Part(len(samples), self._collate(samples[begin:end] or samples[:1]))
 
 
 class StreamSource:
     """Batches of a stateful iterable data set: every worker reads the stream and keeps its part of each batch."""
 
-    num_batches: int | None = None
-
-    def __init__(self, loader: DataLoader[Any], rank: int, world_size: int, device: torch.device) -> None:
-        self._loader, self._rank, self._world_size, self._device = loader, rank, world_size, device
-        if isinstance(loader, Stateful):  # torchdata's StatefulDataLoader
-            self._stateful: Stateful = loader
+    def __init__(
+        self, loader: DataLoader[Any], rank: int, world_size: int, device: torch.device, even_calls: bool
+    ) -> None:
+        self._rank, self._world_size, self._device, self._even_calls = rank, world_size, device, even_calls
+        self._loader = copy(loader)  # which leaves the user's own as it is
+        if loader.batch_size is not None:
+            self._loader.collate_fn = _CollatePart(loader.collate_fn, rank, world_size)
+        # A StatefulDataLoader keeps count of a data set that a short batch has brought to its end; a plain one does not.
+        self._short_is_last = not isinstance(loader, Stateful)
+        if isinstance(self._loader, Stateful):  # torchdata's StatefulDataLoader
+            self._stateful: Stateful = self._loader
         elif isinstance(loader.dataset, Stateful) and loader.num_workers == 0:
             self._stateful = loader.dataset
         else:
@@ -204,26 +247,67 @@ class StreamSource:
                 f"the place in the iterable data set {type(loader.dataset).__name__} cannot be saved; give it "
                 "state_dict() and load_state_dict() and num_workers=0, or use torchdata's StatefulDataLoader"
             )
-        if isinstance(loader.dataset, Sized) and loader.batch_size:
-            self.num_batches = -(-len(loader.dataset) // loader.batch_size)
+        self.num_batches = _stream_length(loader)
+        self.ended = False
+        self._under_way = False
 
     def batches(self, pass_number: int, start: int, training: bool) -> Iterator[Batch]:
+        if training and self._under_way:
+            # The pass before was left early: go on there, as after a resume, whatever workers have read ahead.
+            self.resume(deepcopy(self.state()), ended=False)
+        self._under_way |= training
         with preserved_cpu_rng():
             stream = iter(self._loader)
         for data in stream:
-            num_global = size_of(data)
-            begin, end = split(0, num_global, self._rank, self._world_size)
-            num_samples = end - begin
-            if not num_samples and training:
-                begin, end = 0, 1  # keeps step with the others on a sample that counts for nothing
-            part = move(take(data, begin, end), self._device)
-            yield Batch(part, num_samples, num_global, self._world_size)
+            part, num_samples, num_global = self._part(data)
+            if training:
+                self.ended = self._short_is_last and num_global < (self._loader.batch_size or 0)
+            elif not num_samples:
+                if not self._even_calls:
+                    continue
+                part = take(part, 0, 0)
+            yield Batch(move(part, self._device), num_samples, num_global, self._world_size)
+        if training:
+            self.ended, self._under_way = True, False
+
+    def _part(self, data: Any) -> tuple[Any, int, int]:
+        """This worker's part of a batch, its samples that count, and those of the whole batch.
+
+        Without samples that count the part is a sample of another worker's, to keep step on.
+        """
+        if isinstance(data, _Part):
+            begin, end = split(0, data.num_global, self._rank, self._world_size)
+            return data.data, end - begin, data.num_global
+        sizes = sizes_in(data)
+        if self._world_size == 1:  # nothing to divide, so what cannot be told does not matter: it counts as one
+            num_samples = max(1, *sizes) if len(sizes) == 1 else 1
+            return data, num_samples, num_samples
+        if len(sizes) != 1:
+            raise DataError(
+                f"a batch that {type(self._loader.dataset).__name__} made itself cannot be divided between "
+                f"{self._world_size} workers: {found(sizes)}; let the data set give single samples and the "
+                "DataLoader batch_size=N (the global batch)"
+            )
+        num_global = sizes.pop()
+        begin, end = split(0, num_global, self._rank, self._world_size)
+        part = take(data, begin, end) if end > begin else take(data, 0, 1)
+        return part, end - begin, num_global
 
     def state(self) -> dict[str, Any] | None:
-        return self._stateful.state_dict()
+        with preserved_cpu_rng():  # a StatefulDataLoader makes an iterator to ask, which draws a seed
+            return self._stateful.state_dict()
 
-    def resume(self, state: dict[str, Any]) -> None:
+    def resume(self, state: dict[str, Any] | None, ended: bool) -> None:
+        assert state is not None
         self._stateful.load_state_dict(state)
+        self.ended, self._under_way = ended, False
+
+
+def _stream_length(loader: DataLoader[Any]) -> int | None:
+    if not isinstance(loader.dataset, Sized) or not loader.batch_size:
+        return None
+    whole, rest = divmod(len(loader.dataset), loader.batch_size)
+    return whole + (1 if rest and not loader.drop_last else 0)
 
 
 def _rebuilt(loader: DataLoader[Any], requests: _Requests) -> DataLoader[Any]:
@@ -245,49 +329,3 @@ def _rebuilt(loader: DataLoader[Any], requests: _Requests) -> DataLoader[Any]:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def move(value: Any, device: torch.device) -> Any:
-    """Moves every tensor in nested lists, tuples and dicts, and whatever has a `.to`, to the device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    return _rebuild(value, lambda part: move(part, device)) if _is_container(value) else _to(value, device)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if hasattr(value, "to") and callable(value.to) else value
-
-
-def take(value: Any, begin: int, end: int) -> Any:
-    """Samples [begin, end) of a collated batch."""
-    if isinstance(value, (torch.Tensor, str, bytes)) or not _is_container(value):
-        return value[begin:end] if isinstance(value, torch.Tensor) and value.dim() else value
-    if isinstance(value, list) and value and not isinstance(value[0], (torch.Tensor, list, tuple, Mapping)):
-        return value[begin:end]  # default_collate leaves strings as a list of samples
-    return _rebuild(value, lambda part: take(part, begin, end))
-
-
-def size_of(batch: Any) -> int:
-    """Number of samples in a collated batch: the first dimension of its first tensor."""
-    if isinstance(batch, torch.Tensor) and batch.dim():
-        return int(batch.shape[0])
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    for part in parts:
-        size = size_of(part)
-        if size:
-            return size
-    return 0
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (list, tuple, Mapping))
-
-
-def _rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, Mapping):
-        changed = {key: change(part) for key, part in value.items()}
-        return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
-    parts = [change(part) for part in value]
-    if hasattr(value, "_fields"):  # a namedtuple takes its fields one by one
-        return type(value)(*parts)
-    return type(value)(parts)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -42,6 +43,8 @@ class Share:
     """Where the share is empty: a sample of the batch to keep step on, which counts for nothing."""
     state: dict[str, Any] | None = None
     """Where the order stands after this batch; None where the batch number says it all."""
+    ended: bool = False
+    """Whether the pass is known to be over with this batch, and `state` therefore to be that of the next one."""
 
 
 class Order(Protocol):
@@ -64,14 +67,13 @@ class PlannedOrder:
         self._subset = None if subset is None else np.asarray(subset, dtype=np.int64)
 
     def shares(self, pass_number: int, start: int, rank: int, world_size: int) -> Iterator[Share]:
-        for batch, samples in self.plan.ahead(pass_number, start, rank, world_size):
-            indices = self._samples(samples)
+        for batch, positions in self.plan.ahead(pass_number, start, rank, world_size):
             stand_in = None
-            if not len(indices):
-                stand_in = self._samples(self.plan.share(pass_number, batch, 0, world_size))[:1]
-            yield Share(indices, self.plan.size(batch), stand_in)
+            if not len(positions):
+                stand_in = self._samples(pass_number, self.plan.share(pass_number, batch, 0, world_size)[:1])
+            yield Share(self._samples(pass_number, positions), self.plan.size(batch), stand_in)
 
-    def _samples(self, positions: Indices) -> Indices:
+    def _samples(self, pass_number: int, positions: Indices) -> Indices:
         return positions if self._subset is None else self._subset[positions]
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -85,13 +87,12 @@ class WeightedOrder(PlannedOrder):
         super().__init__(plan)
         self._cumulative = np.cumsum(np.asarray(weights, dtype=np.float64))
 
-    def shares(self, pass_number: int, start: int, rank: int, world_size: int) -> Iterator[Share]:
-        for share in super().shares(pass_number, start, rank, world_size):
-            words = mix_array(mix(self.plan.seed, pass_number), share.indices.astype(np.uint64))
-            uniform = (words >> np.uint64(11)).astype(np.float64) / float(1 << 53)
-            drawn = np.searchsorted(self._cumulative, uniform * self._cumulative[-1], side="right")
-            indices = np.minimum(drawn, len(self._cumulative) - 1).astype(np.int64)
-            yield Share(indices, share.num_global, share.stand_in)
+    def _samples(self, pass_number: int, positions: Indices) -> Indices:
+        words = mix_array(mix(self.plan.seed, pass_number), positions.astype(np.uint64))
+        uniform = (words >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+        drawn = np.searchsorted(self._cumulative, uniform * self._cumulative[-1], side="right")
+        indices: Indices = np.minimum(drawn, len(self._cumulative) - 1).astype(np.int64)
+        return indices
 
 
 class StatefulOrder:
@@ -99,35 +100,45 @@ class StatefulOrder:
 
     def __init__(self, sampler: Any, batch_size: int | None, drop_last: bool) -> None:
         self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
-        self.num_batches = self._length()
+        try:
+            self._length: int | None = len(sampler)
+        except TypeError:
+            self._length = None
+        self.num_batches = self._count()
 
     def shares(self, pass_number: int, start: int, rank: int, world_size: int) -> Iterator[Share]:
-        for batch in self._batches():
+        for batch, ended in self._batches(start):
             begin, end = split(0, len(batch), rank, world_size)
             indices = np.asarray(batch[begin:end], dtype=np.int64)
             stand_in = None if len(indices) else np.asarray(batch[:1], dtype=np.int64)
-            yield Share(indices, len(batch), stand_in, dict(self._sampler.state_dict()))
+            # A copy to the last list in it: the sampler moves on while this batch is still on its way.
+            yield Share(indices, len(batch), stand_in, deepcopy(self._sampler.state_dict()), ended)
 
     def resume(self, state: dict[str, Any]) -> None:
-        self._sampler.load_state_dict(state)
+        self._sampler.load_state_dict(deepcopy(state))
 
-    def _batches(self) -> Iterator[list[int]]:
+    def _batches(self, start: int) -> Iterator[tuple[list[int], bool]]:
+        """(batch, whether the sampler came to its end in it), from where the sampler stands: after `start` batches."""
         iterator = iter(self._sampler)
         if self._batch_size is None:
-            yield from (list(batch) for batch in iterator)
+            yield from ((list(batch), False) for batch in iterator)
             return
-        while batch := list(islice(iterator, self._batch_size)):
+        taken = start * self._batch_size
+        while batch := list(islice(iterator, wanted := self._next_size(taken, self._batch_size))):
+            taken += len(batch)
             if len(batch) == self._batch_size or not self._drop_last:
-                yield batch
+                yield batch, len(batch) < wanted
 
-    def _length(self) -> int | None:
-        try:
-            length = len(self._sampler)
-        except TypeError:
-            return None
-        if self._batch_size is None:
-            return length
-        return length // self._batch_size if self._drop_last else -(-length // self._batch_size)
+    def _next_size(self, taken: int, batch_size: int) -> int:
+        # A sampler that is asked for more than it has begins again, and its state is no longer of this pass. So the
+        # last batch asks for what is left, and the sampler comes to its end only once that batch was handed out.
+        left = 0 if self._length is None else self._length - taken
+        return min(batch_size, left) if left > 0 else batch_size
+
+    def _count(self) -> int | None:
+        if self._length is None or self._batch_size is None:
+            return self._length
+        return self._length // self._batch_size if self._drop_last else -(-self._length // self._batch_size)
 
 
 def order_of(loader: DataLoader[Any], seed: int) -> tuple[Order, int | None]:
@@ -155,7 +166,7 @@ def _order(sampler: Iterable[int], batch_size: int, drop_last: bool, seed: int) 
     kind = type(sampler)
     if kind is SequentialSampler:
         return PlannedOrder(Plan(len(sampler), batch_size, False, drop_last, seed))  # type: ignore[arg-type]
-    if kind is RandomSampler and not sampler.replacement:  # type: ignore[attr-defined]
+    if _is_random_sampler(kind) and not sampler.replacement:  # type: ignore[attr-defined]
         plan = Plan(len(sampler.data_source), batch_size, True, drop_last, seed)  # type: ignore[attr-defined]
         if sampler.num_samples == plan.num_samples:  # type: ignore[attr-defined]
             return PlannedOrder(plan)
@@ -165,24 +176,21 @@ def _order(sampler: Iterable[int], batch_size: int, drop_last: bool, seed: int) 
     if kind is WeightedRandomSampler and sampler.replacement:  # type: ignore[attr-defined]
         plan = Plan(sampler.num_samples, batch_size, False, drop_last, seed)  # type: ignore[attr-defined]
         return WeightedOrder(plan, sampler.weights)  # type: ignore[attr-defined]
-    if _is_torchdata_sampler(sampler):
-        return _order(_plain_sampler(sampler), batch_size, drop_last, seed)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise DataError(
+            f"the DataLoader's sampler is a {kind.__name__} of {sampler.num_replicas} replicas, but every batch is "
+            "divided between the workers as it is; leave the sampler out and use shuffle=True"
+        )
     if isinstance(sampler, Stateful):
         return StatefulOrder(sampler, batch_size, drop_last)
     raise _not_stateful("sampler", sampler)
 
 
-def _is_torchdata_sampler(sampler: object) -> bool:
-    # torchdata's StatefulDataLoader replaces shuffle=True by samplers of its own; the plan does their work.
-    return type(sampler).__module__.startswith("torchdata.stateful_dataloader")
-
-
-def _plain_sampler(sampler: Any) -> Iterable[int]:
-    if isinstance(sampler, RandomSampler):
-        return RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
-    if isinstance(sampler, BatchSampler):
-        return sampler.sampler
-    return SequentialSampler(sampler.data_source)
+def _is_random_sampler(kind: type) -> bool:
+    # torchdata's StatefulDataLoader has a RandomSampler of its own for shuffle=True, not related to torch's but with
+    # the same attributes. By name, so that torchdata need not be there.
+    torchdatas = (kind.__module__, kind.__qualname__) == ("torchdata.stateful_dataloader.sampler", "RandomSampler")
+    return kind is RandomSampler or torchdatas
 
 
 def _not_stateful(what: str, sampler: object) -> DataError:

@@ -24,13 +24,13 @@ class Display:
     """Shows how far the run is. Lines printed through `say` stand above the bar."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         self._live = self._console.is_terminal
         self._bar = Progress(
             TextColumn("step {task.completed:.0f}"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[metrics]}"),
+            TextColumn("{task.fields[metrics]}", markup=False),
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),

@@ -46,6 +46,7 @@ class Journal:
         if self._folder.finished:
             step = self._folder.read_result()["step"]
             print(f"keepstep: run '{self._folder.name}' finished at step {step}; another name starts a new one")
+            self._folder.release()
             raise SystemExit(0)
 
     def training(self, epochs: int | None, batches: int | None) -> None:

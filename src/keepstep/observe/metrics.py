@@ -14,6 +14,7 @@ import torch
 
 from keepstep.collective import Collective
 from keepstep.errors import LoopError
+from keepstep.standard_json import standard
 
 Number = float | torch.Tensor
 
@@ -31,7 +32,7 @@ class Record:
 
 
 class Metrics:
-    """Logged values that wait to be reduced. Logging keeps tensors as they are: reading one would stop the GPU."""
+    """Logged values that wait to be reduced. Logging copies tensors where they are: reading one would stop the GPU."""
 
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
@@ -108,7 +109,7 @@ class MetricsFile:
 
     def write(self, lines: list[dict[str, Any]]) -> None:
         if lines:
-            self._file.write("".join(json.dumps(_standard(line)) + "\n" for line in lines))
+            self._file.write("".join(json.dumps(standard(line)) + "\n" for line in lines))
             self._file.flush()
 
     def position(self) -> int:
@@ -118,7 +119,9 @@ class MetricsFile:
         return os.fstat(self._file.fileno()).st_size
 
     def cut(self, position: int) -> None:
-        self._file.truncate(position)
+        self._file.flush()
+        size = os.fstat(self._file.fileno()).st_size
+        self._file.truncate(min(position, size))  # beyond the end it would fill in zeros
 
     def close(self) -> None:
         self._file.close()
@@ -128,7 +131,7 @@ def _number(name: str, value: Any) -> Number:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise LoopError(f"run.log({name}=...) got a tensor of shape {tuple(value.shape)}; log one number")
-        return value.detach()
+        return value.detach().clone()  # it is read later, and a running total changes in place until then
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -145,8 +148,3 @@ def _to_host(values: list[Number]) -> torch.Tensor:
     device = next(value.device for value in tensors if isinstance(value, torch.Tensor) and value.is_cuda)
     parts = [torch.as_tensor(value, device=device).double().reshape(()) for value in tensors]
     return torch.stack(parts).cpu()
-
-
-def _standard(line: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: it is written as a string, which `float` reads back."""
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}

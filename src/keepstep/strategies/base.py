@@ -15,7 +15,7 @@ from keepstep.config import StrategyConfig
 from keepstep.errors import ConfigError
 from keepstep.strategies.blocks import checkpoint_activations
 from keepstep.strategies.buffers import BufferSync
-from keepstep.strategies.forward import adopt, scale_gradient, to_float32
+from keepstep.strategies.forward import adopt, to_float32, weighted
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,6 +42,8 @@ class PreparedModel:
         self.module, self._setup = module, setup
         self.gradient_weight = 1.0
         """What this worker's gradient counts for in this step; 1.0 but in an uneven batch."""
+        self.in_step = False
+        """Whether a step is under way: then gradients are made, whatever mode the model is in."""
         self._buffers = BufferSync(module, setup.world_size)
         self._original: Callable[..., Any] = adopt(module, self)
         if setup.config.compile:
@@ -49,10 +51,9 @@ class PreparedModel:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model as the strategy wants it; called in place of the model's own forward."""
-        output = self._run(*args, **kwargs)
         if self.gradient_weight != 1.0 and torch.is_grad_enabled():
-            output = scale_gradient(output, self.gradient_weight)
-        return output
+            return weighted(self.module, self._run, self.gradient_weight, args, kwargs)
+        return self._run(*args, **kwargs)
 
     def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         compiled: Callable[..., Any] = torch.compile(forward)
@@ -84,6 +85,9 @@ class PreparedModel:
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
+    def check_averaged(self) -> None:
+        """Raises, before the optimizer steps, if there are gradients that no worker has exchanged."""
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by the names they have in the bare model; a tied one under each of its names."""
         return dict(self.module.named_parameters(remove_duplicate=False))
@@ -94,9 +98,8 @@ class PreparedModel:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Takes back what `state` gave, after it was filled in place."""
-        # Tensors share memory with the model; anything else (extra state) has to be handed over.
-        extra = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-        if extra:
+        # Tensors share memory with the model; extra state has to be handed over.
+        if any(key.endswith("_extra_state") for key in state):
             self.module.load_state_dict(state, strict=True)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from keepstep.errors import LoopError
 from keepstep.strategies.base import PreparedModel, Setup, Strategy
 from keepstep.strategies.forward import ReversedInner
 
@@ -25,6 +26,7 @@ class DDPModel(PreparedModel):
     def __init__(self, module: nn.Module, setup: Setup) -> None:
         super().__init__(module, setup)
         self._ddp: DistributedDataParallel | None = None
+        self._called = False
         if any(parameter.requires_grad for parameter in module.parameters()):
             self._ddp = DistributedDataParallel(
                 ReversedInner(module, self._compute),
@@ -39,9 +41,21 @@ class DDPModel(PreparedModel):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         # Evaluation has no gradient to average, and must not depend on the other workers calling as often.
-        if self._ddp is None or not torch.is_grad_enabled() or not self.module.training:
+        trains = torch.is_grad_enabled() and (self.in_step or self.module.training)
+        if self._ddp is None or not trains:
             return self._compute(*args, **kwargs)
+        self._called = True
         return self._ddp(*args, **kwargs)
+
+    def check_averaged(self) -> None:
+        called, self._called = self._called, False
+        if self._ddp is None or called or all(parameter.grad is None for parameter in self.module.parameters()):
+            return
+        # DDP averages what passes through its forward; a method of the model, or its weights used directly, do not.
+        raise LoopError(
+            f"the gradient of {type(self.module).__name__} was made without calling it, so workers have not averaged "
+            "it; call the model itself, model(...), and let its forward do the work"
+        )
 
     @contextmanager
     def no_gradient_sync(self) -> Iterator[None]:

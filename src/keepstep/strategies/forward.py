@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from keepstep.strategies.base import PreparedModel
 
 _HOLD = "_keepstep"
+_BASE = "_keepstep_base"
 
 
 def adopt(module: nn.Module, hold: PreparedModel) -> Callable[..., Any]:
@@ -26,7 +27,7 @@ def adopt(module: nn.Module, hold: PreparedModel) -> Callable[..., Any]:
     `isinstance` and `state_dict` stay the user's, there is no `.module` to remember, and a deep copy (an EMA)
     finds no hold on it and runs its own forward on its own weights.
     """
-    base = type(module)
+    base = getattr(type(module), _BASE, type(module))  # a copy of a prepared model has a prepared class already
     original = module.__dict__.pop("forward", None) or MethodType(base.forward, module)
 
     @functools.wraps(base.forward)
@@ -36,7 +37,8 @@ def adopt(module: nn.Module, hold: PreparedModel) -> Callable[..., Any]:
             return base.forward(self, *args, **kwargs)
         return held.forward(*args, **kwargs)
 
-    module.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+    members = {"forward": forward, "__module__": base.__module__, _BASE: base}
+    module.__class__ = type(base.__name__, (base,), members)
     module.__dict__[_HOLD] = hold
     return original
 
@@ -60,28 +62,38 @@ class _ScaledGradient(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-def scale_gradient(output: Any, factor: float) -> Any:
-    """Multiplies the gradient that flows back through a model's output.
+def has_gradient(values: Any) -> bool:
+    """Whether any tensor in it takes part in backward."""
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in pytree.tree_leaves(values))
 
-    Workers average their gradients as if each had as many samples. Where one has more or fewer, its share is put
-    right here, before any strategy's own communication, so that no strategy needs to know of it.
-    """
-    found = False
+
+def scale_gradient(values: Any, factor: float) -> Any:
+    """Multiplies the gradient that flows back through the tensors in `values`."""
 
     def scale(value: Any) -> Any:
-        nonlocal found
         if not (isinstance(value, torch.Tensor) and value.requires_grad):
             return value
-        found = True
         return _ScaledGradient.apply(value, factor)  # type: ignore[no-untyped-call]
 
-    scaled = pytree.tree_map(scale, output)
-    if not found:
+    return pytree.tree_map(scale, values)
+
+
+def weighted(module: nn.Module, run: Callable[..., Any], weight: float, args: Any, kwargs: Any) -> Any:
+    """Runs a model so that the gradient of its parameters counts `weight` times.
+
+    Workers average their gradients as if each had as many samples. Where one has more or fewer, its share is put
+    right here, before any strategy's own communication, so that no strategy needs to know of it. What flows on to
+    the inputs is put back, for another model that made them weighs its own.
+    """
+    if weight:
+        args, kwargs = scale_gradient((args, kwargs), 1 / weight)
+    output = run(*args, **kwargs)
+    if not has_gradient(output) and any(parameter.requires_grad for parameter in module.parameters()):
         raise LoopError(
             f"an uneven batch needs its gradient weighted, but the model returned a {type(output).__name__} in which "
             "no tensor has a gradient; return tensors, tuples or dicts, or set drop_last=True"
         )
-    return scaled
+    return scale_gradient(output, weight)
 
 
 def to_float32(output: Any) -> Any:

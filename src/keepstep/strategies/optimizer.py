@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import MethodType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class PreparedOptimizer:
         """Whether `run.backward` was called since the last `step`."""
         self._models: dict[str, PreparedModel] = {}
         self._group_names: list[list[tuple[str, str]]] = []
+        optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._note_step)
         if scaler is not None:
             self._scale_steps(scaler)
@@ -42,15 +44,20 @@ class PreparedOptimizer:
                     "pass the model they belong to to the same run.prepare(...)"
                 )
             self._group_names.append([names[p] for p in group["params"]])
-        if self.optimizer.state:
+        if any(float(state.get("step", 1)) > 0 for state in self.optimizer.state.values()):
             raise ConfigError("the optimizer has stepped before run.prepare(...); prepare it before it steps")
 
     def reconnect(self, models: dict[str, PreparedModel]) -> None:
         """After sharding: puts the parameters that took the old ones' places into the optimizer's groups."""
         self._models = models
         by_name = {name: model.named_parameters() for name, model in models.items()}
+        early = dict(self.optimizer.state)  # some optimizers (Adagrad) make their state before the first step
+        self.optimizer.state.clear()
         for group, names in zip(self.optimizer.param_groups, self._group_names, strict=True):
-            group["params"] = [by_name[model][name] for model, name in names]
+            old, group["params"] = group["params"], [by_name[model][name] for model, name in names]
+            for before, after in zip(old, group["params"], strict=True):
+                if before in early:
+                    self.optimizer.state[after] = {k: _laid_out(v, after) for k, v in early[before].items()}
 
     def unscale(self) -> None:
         """fp16: brings gradients back to size, once a step."""
@@ -93,6 +100,10 @@ class PreparedOptimizer:
             groups.append({**group, "params": list(numbers)})
         self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
 
+    def _before_step(self, *_: Any) -> None:
+        for model in {model for names in self._group_names for model, _ in names}:
+            self._models[model].check_averaged()
+
     def _note_step(self, *_: Any) -> None:
         self.stepped = True
 
@@ -101,7 +112,7 @@ class PreparedOptimizer:
         inside = False
 
         @functools.wraps(plain)
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
             if inside:  # the scaler calls back
                 return plain(*args, **kwargs)
@@ -113,7 +124,20 @@ class PreparedOptimizer:
             finally:
                 inside = False
 
-        self.optimizer.step = step  # type: ignore[method-assign]
+        # A method, as a scheduler that is made later expects to find.
+        self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+
+
+def _laid_out(value: Any, parameter: nn.Parameter) -> Any:
+    """A piece of a parameter's state, on the parameter's device and sharded as it is."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    if hasattr(parameter, "device_mesh"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(parameter, DTensor)
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return value.to(parameter.device)
 
 
 def _names_of(parameters: dict[str, dict[str, nn.Parameter]]) -> Names:

@@ -316,19 +316,21 @@ def test_the_best_is_remembered(store: Store) -> None:
     assert store.best() is None
 
 
-def test_what_is_later_than_the_step_resumed_from_is_forgotten(store: Store) -> None:
+def test_what_is_later_than_the_step_resumed_from_is_set_aside(store: Store) -> None:
     for step in (1, 2, 3):
         commit(store, step)
     store.remember_best(3, "accuracy", 0.5)
-    store.forget_after(2)
+    store.set_aside_after(2)
     assert store.steps() == [1, 2]
+    (aside,) = store.root.glob("damaged-step_00000003-*")
+    assert (aside / "manifest.json").exists()
     assert store.best() is None
 
 
 def test_a_best_that_is_not_later_is_kept(store: Store) -> None:
     commit(store, 2)
     store.remember_best(2, "accuracy", 0.5)
-    store.forget_after(2)
+    store.set_aside_after(2)
     assert store.best() == {"step": 2, "metric": "accuracy", "value": 0.5}
 
 

@@ -163,8 +163,8 @@ def test_a_data_set_that_draws_is_tried_unseeded_once() -> None:
 def test_tensors_are_not_even_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keepstep.data.fetcher._cpu_rng", lambda *_: pytest.fail("looked at the generators"))
     tensors = TensorDataset(torch.arange(4))
-    fetcher = Fetcher(ConcatDataset([tensors, Subset(tensors, [1, 3])]), as_list)
-    assert [int(sample[0]) for sample in fetch(fetcher, [0, 4, 5])] == [0, 1, 3]
+    fetcher = Fetcher(ConcatDataset([tensors, Subset(tensors, [1, 3])]), default_collate)
+    assert fetch(fetcher, [0, 4, 5])[0].tolist() == [0, 1, 3]
 
 
 def test_tensors_are_collated_as_torch_collates_them() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from keepstep.errors import LoopError
-from keepstep.strategies.forward import Inner, adopt, hold_of, scale_gradient, to_float32
+from keepstep.strategies.forward import Inner, adopt, hold_of, scale_gradient, to_float32, weighted
 
 
 class Net(nn.Module):
@@ -149,7 +149,7 @@ def test_gradients_are_scaled_wherever_tensors_are_in_the_output() -> None:
 
 def test_an_output_that_cannot_be_weighted_is_refused() -> None:
     with pytest.raises(LoopError) as error:
-        scale_gradient(torch.ones(2), 0.5)
+        weighted(nn.Linear(1, 1), lambda: torch.ones(2), 0.5, (), {})
     assert "the model returned a Tensor in which no tensor has a gradient" in str(error.value)
     assert "return tensors, tuples or dicts, or set drop_last=True" in str(error.value)
 
