@@ -30,7 +30,8 @@ from torch import nn
 from keepstep.artifacts import write_artifact
 from keepstep.checkpointer import Checkpointer, Place
 from keepstep.context import Context
-from keepstep.data.loader import Batch, Loader, size_of, take
+from keepstep.data.loader import Batch, Loader
+from keepstep.data.nested import size_of, take
 from keepstep.errors import ConfigError, LoopError, Stopped
 from keepstep.observe.heart import CHECKPOINT, DATA, OTHER, REPLAY, STEP, Heart
 from keepstep.observe.journal import Journal

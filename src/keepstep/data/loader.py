@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from keepstep.data.fetcher import Fetcher, Request, pass_key
-from keepstep.data.nested import found, move, size_of, sizes_in, take
+from keepstep.data.nested import differing, move, size_of, sizes_in, take
 from keepstep.data.order import Order, Share, Stateful, order_of
 from keepstep.data.plan import split
 from keepstep.errors import DataError
@@ -236,7 +236,7 @@ class StreamSource:
         self._loader = copy(loader)  # which leaves the user's own as it is
         if loader.batch_size is not None:
             self._loader.collate_fn = _CollatePart(loader.collate_fn, rank, world_size)
-        # A StatefulDataLoader keeps count of a data set that a short batch has brought to its end; a plain one does not.
+        # A short batch has brought the data set to its end, from where it begins again: a StatefulDataLoader knows.
         self._short_is_last = not isinstance(loader, Stateful)
         if isinstance(self._loader, Stateful):  # torchdata's StatefulDataLoader
             self._stateful: Stateful = self._loader
@@ -285,7 +285,7 @@ class StreamSource:
         if len(sizes) != 1:
             raise DataError(
                 f"a batch that {type(self._loader.dataset).__name__} made itself cannot be divided between "
-                f"{self._world_size} workers: {found(sizes)}; let the data set give single samples and the "
+                f"{self._world_size} workers: {differing(sizes)}; let the data set give single samples and the "
                 "DataLoader batch_size=N (the global batch)"
             )
         num_global = sizes.pop()
@@ -298,7 +298,11 @@ class StreamSource:
             return self._stateful.state_dict()
 
     def resume(self, state: dict[str, Any] | None, ended: bool) -> None:
-        assert state is not None
+        if state is None:
+            found = type(self._loader.dataset).__name__
+            raise DataError(
+                f"the checkpoint has no place in the stream {found}: it is of other data; use another --name"
+            )
         self._stateful.load_state_dict(state)
         self.ended, self._under_way = ended, False
 

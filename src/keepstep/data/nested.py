@@ -38,8 +38,8 @@ def size_of(batch: Any) -> int:
     sizes = sizes_in(batch)
     if len(sizes) > 1:
         raise DataError(
-            f"the number of samples in the batch cannot be told: {found(sizes)}; let its collate_fn give tensors that "
-            "have the samples as their first dimension"
+            f"the number of samples in the batch cannot be told: {differing(sizes)}; let its collate_fn give tensors "
+            "that have the samples as their first dimension"
         )
     return max(sizes, default=0)
 
@@ -49,17 +49,17 @@ def sizes_in(value: Any) -> set[int]:
     if isinstance(value, _ARRAYS):
         return {int(value.shape[0])} if value.ndim else set()
     if _is_list_of_samples(value):
-        return {len(value)}
+        return {len(value)} if value else set()
     if not _is_container(value):
         return set()
     return set().union(*map(sizes_in, value.values() if isinstance(value, Mapping) else value))
 
 
-def found(sizes: set[int]) -> str:
-    """For an error: what stands where one number of samples was expected."""
+def differing(sizes: set[int]) -> str:
+    """For an error: what was found where one number of samples was expected."""
     if not sizes:
-        return "it has no tensors or arrays"
-    return f"its parts have {' and '.join(map(str, sorted(sizes)))} of them"
+        return "it has no tensors"
+    return f"its parts have {' and '.join(map(str, sorted(sizes)))}"
 
 
 def _is_list_of_samples(value: Any) -> bool:

@@ -77,7 +77,9 @@ class PlannedOrder:
         return positions if self._subset is None else self._subset[positions]
 
     def resume(self, state: dict[str, Any]) -> None:
-        raise AssertionError("a planned order has no state")
+        raise DataError(
+            "the checkpoint has the place in a sampler or a stream that this DataLoader lacks; use another --name"
+        )
 
 
 class WeightedOrder(PlannedOrder):
@@ -85,7 +87,10 @@ class WeightedOrder(PlannedOrder):
 
     def __init__(self, plan: Plan, weights: Any) -> None:
         super().__init__(plan)
-        self._cumulative = np.cumsum(np.asarray(weights, dtype=np.float64))
+        weights = np.asarray(weights, dtype=np.float64)
+        self._cumulative = np.cumsum(weights)
+        if not (weights >= 0).all() or not 0 < self._cumulative[-1] < np.inf:
+            raise DataError("the WeightedRandomSampler's weights must be 0 or more, finite, and not all 0")
 
     def _samples(self, pass_number: int, positions: Indices) -> Indices:
         words = mix_array(mix(self.plan.seed, pass_number), positions.astype(np.uint64))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, default_collate
 
 from keepstep.data.fetcher import Fetcher, Request, pass_key, sample_uniforms
 from keepstep.errors import DataError
@@ -85,8 +85,9 @@ groupings = st.permutations(range(SIZE)).flatmap(
         lambda: Subset(Noisy(), range(SIZE)),
         lambda: ConcatDataset([Subset(Noisy(), range(8)), Noisy()]),
         lambda: Subset(Batched(), range(SIZE)),
+        lambda: StackDataset(Noisy(), Subset(Noisy(), range(SIZE))),
     ],
-    ids=["noisy", "sometimes", "batched", "subset", "concatenated", "subset of batched"],
+    ids=["noisy", "sometimes", "batched", "subset", "concatenated", "subset of batched", "stacked"],
 )
 @given(grouping=groupings)
 def test_augmentation_does_not_depend_on_how_samples_are_grouped(
@@ -297,3 +298,31 @@ def test_an_error_in_a_noisy_data_set_leaves_the_generators_alone() -> None:
 def test_an_empty_batch_can_be_asked_for() -> None:
     assert fetch(Fetcher(Noisy(), as_list), []) == []
     assert fetch(Fetcher(Batched(), as_list), []) == []
+
+
+def test_a_collate_fn_that_changes_its_samples_gets_fresh_ones_when_it_is_tried_again() -> None:
+    class Dicts(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return {"number": index}
+
+    def drain(samples: list[Any]) -> list[Any]:
+        return [(sample.pop("number"), random.random()) for sample in samples]
+
+    assert [number for number, _ in fetch(Fetcher(Dicts(), drain), [3, 4])] == [3, 4]
+
+
+def test_a_collate_fn_that_draws_does_not_have_its_samples_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[int] = []
+    monkeypatch.setattr("keepstep.data.fetcher.seed_sample", keys.append)
+    fetch(Fetcher(Numbers(), random_mask), [1, 2, 3])
+    assert len(keys) == 1
+
+
+def test_pythons_generator_is_put_back_where_its_memory_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another Python may keep its state elsewhere: then it is asked for, which is slower."""
+    monkeypatch.setattr("keepstep.data.fetcher._PYTHON_MEMORY_IS_KNOWN", False)
+    seed_everything(1)
+    expected = random_numbers()
+    seed_everything(1)
+    fetch(Fetcher(Noisy(), as_list), [1, 2])
+    assert random_numbers() == expected

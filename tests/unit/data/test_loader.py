@@ -24,6 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from keepstep.data.loader import Batch, Loader, move, size_of, take
 from keepstep.errors import DataError
@@ -308,6 +309,54 @@ def test_a_stateful_sampler_resumes_where_it_was(
     assert [samples(train(resumed)) for _ in range(2)] == rest
 
 
+class Unsized(Countdown):
+    def __len__(self) -> int:
+        raise TypeError("unknown")
+
+
+def distributed(count: int) -> Sampler[int]:
+    """At its end it does not begin again by itself, but when it is next iterated over."""
+    return StatefulDistributedSampler(Numbers(count), num_replicas=1, rank=0, shuffle=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("sampler", [Countdown, Unsized, distributed])
+@pytest.mark.parametrize("count", [8, 9])
+@pytest.mark.parametrize("to_the_end", [False, True], ids=["last batch", "after the pass"])
+def test_an_epoch_of_a_stateful_sampler_begins_whole_after_a_resume(
+    make_loader: MakeLoader, sampler: Callable[[int], Sampler[int]], count: int, to_the_end: bool
+) -> None:
+    def loader() -> Loader:
+        return make_loader(DataLoader(Numbers(count), batch_size=2, sampler=sampler(count)))
+
+    saved = loader()
+    expected = samples(train(saved, None if to_the_end else -(-count // 2)))
+    for is_new_epoch in (False, True):
+        resumed = loader()
+        resumed.load_state_dict(saved.state_dict())
+        if is_new_epoch:
+            resumed.begin_epoch()
+        else:
+            assert train(resumed) == []
+        assert samples(train(resumed)) == expected
+        assert samples(train(resumed)) == expected
+
+
+@pytest.mark.parametrize("done", [1, 3])
+def test_a_sampler_that_was_left_early_goes_on_as_it_would_after_a_resume(make_loader: MakeLoader, done: int) -> None:
+    """Whatever the DataLoader's worker had fetched ahead."""
+
+    def loader() -> Loader:
+        options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 4}
+        return make_loader(DataLoader(Numbers(20), batch_size=2, sampler=Countdown(20), **options))
+
+    left = loader()
+    train(left, done)
+    resumed = loader()
+    resumed.load_state_dict(left.state_dict())
+    resumed.begin_epoch()
+    assert samples(train(resumed)) == samples(train(left)) == [[19 - i, 18 - i] for i in range(2 * done, 20, 2)]
+
+
 def test_fetching_ahead_does_not_move_the_place_that_is_saved(make_loader: MakeLoader) -> None:
     def loader() -> Loader:
         source = DataLoader(Numbers(20), batch_size=2, sampler=Countdown(20), num_workers=1, prefetch_factor=4)
@@ -484,6 +533,76 @@ def test_a_streams_arrays_are_batches_too(make_loader: MakeLoader) -> None:
     assert batch.weight == 1.0
 
 
+def pairs(count: int) -> Stream:
+    """A stream that makes its batches itself."""
+    return Stream(count, item=lambda number: {"x": torch.tensor([2 * number, 2 * number + 1]), "names": ["a", "b"]})
+
+
+def test_batches_that_a_stream_makes_itself_are_divided(make_loader: MakeLoader) -> None:
+    parts = [train(make_loader(DataLoader(pairs(2), batch_size=None), rank, 2)) for rank in range(2)]
+    assert [[batch.data["x"].tolist() for batch in part] for part in parts] == [[[0], [2]], [[1], [3]]]
+    assert [part[0].data["names"] for part in parts] == [["a"], ["b"]]
+    alone = train(make_loader(DataLoader(pairs(2), batch_size=None)))
+    assert [(batch.data["x"].tolist(), batch.num_samples) for batch in alone] == [([0, 1], 2), ([2, 3], 2)]
+
+
+@pytest.mark.parametrize(
+    ("item", "found"),
+    [(lambda number: {"text": "a"}, "it has no tensors"), (lambda _: (torch.ones(2), torch.ones(3)), "have 2 and 3")],
+)
+def test_batches_that_cannot_be_divided_are_refused_on_several_workers(
+    make_loader: MakeLoader, item: Callable[[int], Any], found: str
+) -> None:
+    (batch,) = train(make_loader(DataLoader(Stream(1, item), batch_size=None)))
+    assert batch.weight == 1.0
+    with pytest.raises(DataError, match=f"{found}.*let the data set give single samples"):
+        train(make_loader(DataLoader(Stream(1, item), batch_size=None), 0, 2))
+
+
+@pytest.mark.parametrize("even_calls", [False, True])
+def test_evaluation_on_a_stream_sees_every_sample_exactly_once(make_loader: MakeLoader, even_calls: bool) -> None:
+    parts = [make_loader(DataLoader(Stream(5), batch_size=4), rank, 2, even_calls=even_calls) for rank in range(2)]
+    assert [[batch.tolist() for batch in part] for part in parts] == [[[0, 1], [4]], [[2, 3], []][: 1 + even_calls]]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "prefetch_factor": 4}])
+@pytest.mark.parametrize("done", [1, 2])
+def test_a_stream_that_was_left_early_goes_on_as_it_would_after_a_resume(
+    make_loader: MakeLoader, options: dict[str, Any], done: int
+) -> None:
+    def loader() -> Loader:
+        return make_loader(StatefulDataLoader(Stream(18), batch_size=4, **options))
+
+    left = loader()
+    train(left, done)
+    state = left.state_dict()
+    resumed = loader()
+    resumed.load_state_dict(state)
+    resumed.begin_epoch()
+    assert flat(samples(train(resumed))) == flat(samples(train(left))) == list(range(4 * done, 18))
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_stream_that_was_left_at_its_last_batch_begins_again(make_loader: MakeLoader, kind: Any) -> None:
+    loader = make_loader(kind(Stream(), batch_size=4))
+    expected = samples(train(loader, 3))
+    assert samples(train(loader)) == expected
+
+
+def test_the_users_own_stream_loader_stays_as_it_is(make_loader: MakeLoader) -> None:
+    mine: DataLoader[Any] = DataLoader(Stream(2), batch_size=2)
+    train(make_loader(mine))
+    assert [batch.tolist() for batch in mine] == [[0, 1]]
+
+
+def test_a_checkpoint_of_other_data_is_refused(make_loader: MakeLoader) -> None:
+    stream, numbers = make_loader(DataLoader(Stream(), batch_size=2)), make_loader(DataLoader(Numbers(4), batch_size=2))
+    with pytest.raises(DataError, match=r"no place in the stream Stream.*use another --name"):
+        stream.load_state_dict(numbers.state_dict())
+    with pytest.raises(DataError, match="a sampler or a stream that this DataLoader lacks; use another --name"):
+        numbers.load_state_dict(stream.state_dict())
+
+
 class Sized(Stream):
     def __len__(self) -> int:
         return self.count
@@ -657,3 +776,14 @@ def test_arrays_are_taken_from_as_tensors_are() -> None:
 )
 def test_the_size_of_a_batch_is_that_of_its_first_tensor(batch: Any, size: int) -> None:
     assert size_of(batch) == size
+
+
+def test_a_batch_whose_parts_differ_has_no_size() -> None:
+    with pytest.raises(DataError, match="its parts have 3 and 4; let its collate_fn"):
+        size_of([torch.ones(3), torch.ones(4)])
+
+
+def test_packed_sequences_are_not_taken_apart() -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    assert size_of(packed) == 0
+    assert take(packed, 0, 1) is packed

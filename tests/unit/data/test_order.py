@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -22,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import sampler as torchdata_sampler
 
 from keepstep.data.order import Order, PlannedOrder, Share, StatefulOrder, WeightedOrder, order_of
 from keepstep.data.plan import Plan
@@ -264,6 +266,39 @@ def test_a_torchdata_loader_with_a_users_sampler_keeps_it() -> None:
     mine = order(StatefulDataLoader(numbers(4), batch_size=3, sampler=Countdown(4)))
     assert isinstance(mine, StatefulOrder)
     assert indices(mine) == [[3, 2, 1], [0]]
+
+
+def test_a_torchdata_sampler_with_an_order_of_its_own_is_refused() -> None:
+    sampler = torchdata_sampler.RandomSampler(range(4), replacement=True)
+    with pytest.raises(DataError, match="a RandomSampler, whose place cannot be saved"):
+        order(StatefulDataLoader(numbers(4), batch_size=2, sampler=sampler))
+
+
+@pytest.mark.parametrize("kind", [DistributedSampler, torchdata_sampler.StatefulDistributedSampler])
+def test_a_sampler_that_divides_between_workers_is_refused(kind: Any) -> None:
+    """Batches are divided already: it would leave out most samples."""
+    with pytest.raises(DataError, match=f"is a {kind.__name__} of 2 replicas.*leave the sampler out"):
+        order(DataLoader(numbers(8), batch_size=2, sampler=kind(numbers(8), num_replicas=2, rank=0)))
+
+
+def test_a_stateful_distributed_sampler_of_one_replica_is_a_stateful_sampler() -> None:
+    sampler = torchdata_sampler.StatefulDistributedSampler(numbers(5), num_replicas=1, rank=0, shuffle=False)
+    assert indices(order(DataLoader(numbers(5), batch_size=2, sampler=sampler))) == [[0, 1], [2, 3], [4]]
+
+
+def test_a_short_batch_of_a_sampler_without_a_length_is_known_to_be_the_last() -> None:
+    class Unsized(Countdown):
+        def __len__(self) -> int:
+            raise TypeError("unknown")
+
+    shares = list(order(DataLoader(numbers(5), batch_size=2, sampler=Unsized(5))).shares(0, 0, 0, 1))
+    assert [share.ended for share in shares] == [False, False, True]
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0, 3.0], [1.0, float("nan")]])
+def test_weights_that_are_no_weights_are_refused(weights: list[float]) -> None:
+    with pytest.raises(DataError, match="weights must be 0 or more"):
+        weighted(weights, 4, 2)
 
 
 def test_indices_are_whole_numbers_ready_for_any_data_set() -> None:
