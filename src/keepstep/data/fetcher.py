@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, default_collate
 
+from keepstep.data.generators import Generators, generators_now
 from keepstep.data.plan import Indices
 from keepstep.errors import DataError
 from keepstep.seeding import Words, mix, mix_array, preserved_cpu_rng, seed_sample
@@ -34,9 +33,6 @@ class Request:
         """The seed of what is drawn for the batch as a whole: of its samples, in their order, and the pass."""
         return xxhash.xxh3_64_intdigest(self.indices.tobytes(), seed=self.key)
 
-
-_MT19937_BYTES = 4 * 624 + 4
-"""624 words and a position."""
 
 _request: Request | None = None
 """The batch that is being fetched in this process."""
@@ -64,7 +60,7 @@ class Fetcher(Dataset[Any]):
         self._reads_batches = _reads_batches(dataset)
         self._never_draws, self._collate_never_draws = _never_draws(dataset), collate is default_collate
         self._draws = self._collate_draws = False
-        self._rng: _Rng | None = None
+        self._rng: Generators | None = None
         # One gather a tensor gives what collating its single samples would, twenty times as fast.
         plain = type(dataset) is TensorDataset and collate is default_collate
         self._tensors = dataset.tensors if plain else None
@@ -110,7 +106,7 @@ class Fetcher(Dataset[Any]):
         Seeding three generators for each sample costs more than many a data set's own work. So try without: if no
         generator moved, nothing is random and nothing was lost.
         """
-        self._rng = _cpu_rng(self._rng)
+        self._rng = generators_now(self._rng)
         result = work()
         moved = self._rng.moved()
         if moved:
@@ -153,78 +149,3 @@ def _never_draws(dataset: object) -> bool:
     if type(dataset) is ConcatDataset:
         return all(_never_draws(part) for part in dataset.datasets)
     return type(dataset) is TensorDataset
-
-
-class _Rng(NamedTuple):
-    """The states of the CPU generators."""
-
-    python: Any
-    numpy: Any
-    torch: bytes
-    numpy_memory: bytes | None
-
-    def moved(self) -> bool:
-        """Whether any generator was drawn from since."""
-        if self.numpy_memory is None or self.numpy[3]:  # a cached normal number can be drawn with nothing else moving
-            now: Any = np.random.get_state(legacy=True)
-            numpy_moved = now[2:] != self.numpy[2:] or not np.array_equal(now[1], self.numpy[1])
-        else:
-            numpy_moved = _numpy_memory() != self.numpy_memory
-        return numpy_moved or _torch_rng() != self.torch or _python_rng() != self.python
-
-    def restore(self) -> None:
-        random.setstate(_python_state(self.python))
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
-
-
-def _cpu_rng(last: _Rng | None) -> _Rng:
-    """The states now. `last`: of the batch before; where NumPy's has not moved since, it is still good."""
-    memory = _numpy_memory()
-    if last is not None and memory is not None and memory == last.numpy_memory and not last.numpy[3]:
-        numpy_state = last.numpy
-    else:
-        numpy_state = np.random.get_state(legacy=True)
-    return _Rng(_python_rng(), numpy_state, _torch_rng(), memory)
-
-
-def _torch_rng() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
-
-
-def _numpy_memory() -> bytes | None:
-    """The memory of NumPy's global generator, whose `get_state` takes 70 us; None where it is not the usual one."""
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if type(generator) is not np.random.MT19937:
-        return None
-    return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-
-
-def _python_rng() -> Any:
-    """What tells one state of Python's generator from another; `random.getstate` makes an object of each word."""
-    return _python_memory() if _PYTHON_MEMORY_IS_KNOWN else random.getstate()
-
-
-def _python_state(rng: Any) -> Any:
-    """What `random.setstate` takes, from what `_python_rng` gave."""
-    return _state_in(*rng) if _PYTHON_MEMORY_IS_KNOWN else rng
-
-
-def _python_memory() -> tuple[bytes, float | None]:
-    """CPython keeps the position and the words right behind the object's header; and one normal number in store."""
-    generator: Any = random._inst
-    return ctypes.string_at(id(generator) + object.__basicsize__, _MT19937_BYTES), generator.gauss_next
-
-
-def _state_in(memory: bytes, normal: float | None) -> Any:
-    position, *words = np.frombuffer(memory, np.uint32).tolist()
-    return random.Random.VERSION, (*words, position), normal
-
-
-def _python_memory_is_known() -> bool:
-    fits = type(random._inst).__basicsize__ >= object.__basicsize__ + _MT19937_BYTES
-    return fits and _state_in(*_python_memory()) == random.getstate()
-
-
-# No promise of Python's, so it is looked at once whether it is so here.
-_PYTHON_MEMORY_IS_KNOWN = _python_memory_is_known()

@@ -162,7 +162,7 @@ def test_a_data_set_that_draws_is_tried_unseeded_once() -> None:
 
 
 def test_tensors_are_not_even_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keepstep.data.fetcher._cpu_rng", lambda *_: pytest.fail("looked at the generators"))
+    monkeypatch.setattr("keepstep.data.fetcher.generators_now", lambda *_: pytest.fail("looked at the generators"))
     tensors = TensorDataset(torch.arange(4))
     fetcher = Fetcher(ConcatDataset([tensors, Subset(tensors, [1, 3])]), default_collate)
     assert fetch(fetcher, [0, 4, 5])[0].tolist() == [0, 1, 3]
@@ -320,7 +320,7 @@ def test_a_collate_fn_that_draws_does_not_have_its_samples_seeded(monkeypatch: p
 
 def test_pythons_generator_is_put_back_where_its_memory_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another Python may keep its state elsewhere: then it is asked for, which is slower."""
-    monkeypatch.setattr("keepstep.data.fetcher._PYTHON_MEMORY_IS_KNOWN", False)
+    monkeypatch.setattr("keepstep.data.generators._PYTHON_MEMORY_IS_KNOWN", False)
     seed_everything(1)
     expected = random_numbers()
     seed_everything(1)
