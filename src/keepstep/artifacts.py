@@ -53,6 +53,12 @@ def _writer(name: str, value: Any) -> Callable[[Path], Any]:
     return lambda path: path.write_text(text)
 
 
+def whole(value: Any) -> Any:
+    """Sharded tensors put together; collective, so every worker calls it, though only rank 0 writes."""
+    if isinstance(value, Mapping):
+        return {key: whole(part) for key, part in value.items()}
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
 def _host(tensor: torch.Tensor) -> torch.Tensor:
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.detach().cpu().contiguous().clone()
+    return tensor.detach().cpu().contiguous().clone()

@@ -101,7 +101,8 @@ class Checkpointer:
         if context.rank == 0:
             self._journal.cut(loaded.state["run"]["metrics_bytes"])
         best = context.collective.from_rank0(self._store.best())
-        self._best_value = float(best["value"]) if best else None
+        if best and self._best_metric and best["metric"] == self._best_metric[0]:
+            self._best_value = float(best["value"])
         self._journal.resumed(step, loaded, context)
         return loaded
 
@@ -111,10 +112,17 @@ class Checkpointer:
             return False
         metric, higher_is_better = self._best_metric
         if metric not in metrics:
-            logged = ", ".join(sorted(metrics)) or "nothing"
-            raise ConfigError(f"--keep-best names '{metric}', which no epoch has logged; logged: {logged}")
+            return False
         value, best = float(metrics[metric]), self._best_value
         improved = not math.isnan(value) and (best is None or (value > best if higher_is_better else value < best))
         if improved:
             self._best_value, self._new_best = value, (metric, value)
         return improved
+
+    def check_best(self, metrics: dict[str, float]) -> None:
+        """Raises, once everything is trained and saved, if `--keep-best` named a metric that was never logged."""
+        if self._best_metric is not None and self._best_metric[0] not in metrics:
+            logged = ", ".join(sorted(metrics)) or "nothing"
+            raise ConfigError(
+                f"--keep-best names '{self._best_metric[0]}', which no epoch has logged; logged: {logged}"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from keepstep.context import Context, Job
 from keepstep.run import Run
@@ -56,13 +56,23 @@ def _end_with_the_script() -> None:
         _failed = True
         previous(kind, error, trace)
 
-    sys.excepthook = note_failure
+    leave = sys.exit
+
+    def note_exit(code: Any = None) -> NoReturn:
+        """`sys.exit(3)` passes no excepthook, and is no good end either."""
+        global _failed
+        _failed = _failed or code not in (0, None)
+        leave(code)
+
+    sys.excepthook, sys.exit = note_failure, note_exit
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 
 
 def _at_exit() -> None:
     if _failed:
-        abandon()
+        run = abandon()
+        if run is not None and run.world_size == 1:
+            run.settle()
     else:
         end()

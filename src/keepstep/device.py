@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from keepstep.config import StrategyConfig
@@ -31,5 +33,6 @@ def set_arithmetic(config: StrategyConfig) -> None:
     torch.set_float32_matmul_precision("high" if config.precision in ("tf32", "bf16", "fp16") else "highest")
     torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
     if config.deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+        torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False

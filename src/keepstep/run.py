@@ -20,19 +20,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from keepstep.artifacts import write_artifact
+from keepstep.artifacts import whole, write_artifact
 from keepstep.checkpointer import Checkpointer, Place
 from keepstep.context import Context
 from keepstep.data.loader import Batch, Loader
 from keepstep.data.nested import size_of, take
-from keepstep.errors import ConfigError, LoopError, Stopped
+from keepstep.errors import LoopError, Stopped
 from keepstep.observe.heart import CHECKPOINT, DATA, OTHER, REPLAY, STEP, Heart
 from keepstep.observe.journal import Journal
 from keepstep.observe.metrics import Metrics, Record
@@ -111,6 +111,7 @@ class Run:
             self._epoch_boundary()
         self._check_trained()
         self._save(wait=True)
+        self._checkpointer.check_best(self._metrics.latest)
 
     def steps(self, loader: Loader) -> Iterator[Any]:
         """The loader's batches, each for one step; between two of them the run is saved, if it is time."""
@@ -155,15 +156,16 @@ class Run:
         Divide the loss by `count` before its backward, as in any PyTorch loop.
         """
         size = size_of(batch)
-        if not 1 <= count <= size:
-            raise LoopError(f"run.micro(batch, {count}) cannot divide {size} sample(s) into {count} parts")
+        if count < 1 or size < 1:
+            raise LoopError(f"run.micro(batch, {count}) cannot divide {size} sample(s) into {count} part(s)")
         bounds = [size * number // count for number in range(count + 1)]
         weight = self._batch.weight if self._batch is not None else 1.0
         try:
             for number, (begin, end) in enumerate(pairwise(bounds)):
                 self._part = (end - begin) / size
                 self._weigh_gradients(weight * self._part * count)
-                part = take(batch, begin, end)
+                # The last, smaller batch may have fewer samples than parts: then one stands in, and counts for nothing.
+                part = take(batch, begin, end) if end > begin else take(batch, 0, 1)
                 if number == count - 1:
                     yield part
                 else:
@@ -185,7 +187,8 @@ class Run:
         if hold is None:
             raise LoopError(f"run.clip_grad_norm got a {type(model).__name__} that run.prepare was not given")
         for optimizer in self._state.optimizers.values():
-            optimizer.unscale()
+            if optimizer.holds(hold):
+                optimizer.unscale()
         return hold.clip_grad_norm(max_norm, norm_type)
 
     def track(self, name: str, value: Any) -> Any:
@@ -197,6 +200,7 @@ class Run:
 
     def save(self, name: str, value: Any) -> None:
         """Writes an artifact into the run folder: text, bytes, JSON values, tensors, a figure, or a file's path."""
+        value = whole(value)
         if self.is_main:
             write_artifact(self._context.folder.artifacts, name, value)
 
@@ -245,6 +249,9 @@ class Run:
         scaler = self._state.scaler
         if scaler is not None and any(optimizer.stepped for optimizer in self._state.optimizers.values()):
             scaler.update()
+        if any(optimizer.stepped for optimizer in self._state.optimizers.values()):
+            for model in self._state.models.values():
+                model.gradients_used()
         for optimizer in self._state.optimizers.values():
             optimizer.stepped = False
         self._heart.beat(self.step)
@@ -265,11 +272,7 @@ class Run:
 
     def _epoch_boundary(self) -> None:
         stop, due = self._sync()
-        try:
-            improved = self._checkpointer.improves(self._metrics.latest)
-        except ConfigError:
-            self._save(wait=True)  # the epoch is not lost to a misspelt flag
-            raise
+        improved = self._checkpointer.improves(self._metrics.latest)
         if stop or due or improved:
             self._save(wait=stop)
         if stop:
@@ -277,7 +280,7 @@ class Run:
 
     def _leave(self) -> None:
         self.stopped = True
-        self._journal.stopped(self.step, self.epoch, self._heart)
+        self._journal.stopped(self.step)
         raise Stopped
 
     def _sync(self) -> tuple[bool, bool]:
@@ -287,7 +290,7 @@ class Run:
         interval = min(max(1, round(_SYNC_INTERVAL_S / max(step_s, 1e-6))), 2 * max(1, self.step))
         due = self._checkpointer.due_by_time
         lines, flags = self._metrics.reduce([float(self._stop.requested), float(due), float(interval)])
-        self._journal.write(lines, self.step, self.epoch, self._heart)
+        self._journal.write(lines, self.step, self.epoch)
         self._next_sync = self.step + int(flags[0][2])
         self._sync_at, self._sync_step = time.perf_counter(), self.step
         return any(flag[0] for flag in flags), bool(flags[0][1])
@@ -343,6 +346,11 @@ class Run:
         self._journal.finished(self.step, self.epoch, self._metrics.latest, self._heart)
         self._context.collective.barrier()  # nobody hangs up while another still talks
         self.close()
+
+    def settle(self) -> None:
+        """Waits for a save that is being written, after a failure: it is whole, and worth keeping."""
+        with suppress(Exception):
+            self._checkpointer.wait()
 
     def close(self) -> None:
         """Lets go of everything; nothing is saved."""

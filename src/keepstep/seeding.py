@@ -69,7 +69,7 @@ def capture_rng() -> dict[str, Any]:
         },
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         # One worker drives one GPU, so the current device's generator is the only one that moves.
         state["cuda"] = torch.cuda.get_rng_state()
     return state

@@ -100,7 +100,8 @@ class TrainingState:
             elif key in live and hasattr(live[key], "device_mesh") and live[key].shape == shape:
                 targets[key] = torch.empty_like(live[key], dtype=dtype)
             else:
-                targets[key] = torch.empty(shape, dtype=dtype)
+                device = live[key].device if key in live else None
+                targets[key] = torch.empty(shape, dtype=dtype, device=device)
         return targets
 
     @staticmethod

@@ -171,14 +171,19 @@ class Supervisor:
 
     def _ask_to_stop(self) -> None:
         self._stopping = True
+        self._pass_on_stop()
+        self._display.say("keepstep: asked to stop: saving at the next step (again: stop at once)", style="yellow")
+
+    def _pass_on_stop(self) -> None:
         for pulse in self._pulses().values():
             pulse.ask_to_stop()
-        self._display.say("keepstep: asked to stop: saving at the next step (again: stop at once)", style="yellow")
 
     def _watch(self) -> None:
         """Passes on rank 0's output, and shows how far it is."""
         if self._in_process:
             return
+        if self._stopping:  # workers that were not up yet when it was asked
+            self._pass_on_stop()
         news = self._tail.read()
         if news.output:
             self._display.echo(news.output)

@@ -23,6 +23,8 @@ from keepstep.run import Run
 
 TARGET = "KEEPSTEP_TARGET"
 """The environment variable that tells a worker what to run."""
+SUPERVISOR = "KEEPSTEP_SUPERVISOR"
+"""The environment variable with the process id of a worker's supervisor."""
 FAILURE_MARK = "keepstep: this worker failed:"
 """Stands in a log before the traceback, which the supervisor shows in its own report."""
 PICKLED = ".function.pkl"
@@ -192,5 +194,5 @@ def _die_with_parent() -> None:
     """A supervisor that is killed outright takes its workers along: nobody goes on writing into the run folder."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
+    if os.getppid() != int(os.environ[SUPERVISOR]):  # it died before this could be arranged
         sys.exit("keepstep: the supervisor is gone")

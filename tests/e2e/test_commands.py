@@ -299,3 +299,62 @@ def test_result_says_where_the_time_went(shell: Shell, slow: Path, tmp_path: Pat
     result = json.loads((tmp_path / "runs" / "a" / "result.json").read_text())
     assert result["seconds"]["step"] == pytest.approx(200 * 0.02, rel=0.5)
     assert sum(result["seconds"].values()) <= wall
+
+
+def test_a_finished_run_does_nothing_under_the_users_torchrun(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(readme_script().replace("keepstep.start()", 'keepstep.start(name="a")'))
+    command = ("torchrun", "--standalone", "--nproc_per_node=2", "train.py")
+    assert shell(*command).returncode == 0
+    again = shell(*command)
+    assert again.returncode == 0, again.stderr
+    assert "run 'a' finished at step 52" in again.stdout
+    assert "epoch 0" not in again.stdout
+
+
+def test_a_script_that_leaves_with_an_error_has_not_finished(shell: Shell, tmp_path: Path) -> None:
+    leave = "import sys; sys.exit(3) if run.step == 30 and not run.path.joinpath('go').exists() else None"
+    start = 'keepstep.start(name="a", checkpoint_every="10")'
+    (tmp_path / "slow.py").write_text(SLOW.replace("time.sleep(0.02)", leave).replace("keepstep.start()", start))
+    assert shell("python", "slow.py").returncode == 3
+    folder = RunFolder(tmp_path / "runs", "a")
+    assert not folder.finished
+    (folder.path / "go").touch()
+    done = shell("python", "slow.py")
+    assert done.returncode == 0, done.stderr
+    assert "goes on from step" in done.stderr
+    assert [line["step"] for line in folder.read_metrics()] == list(range(1, 201))
+
+
+def test_a_request_to_stop_while_workers_start_is_not_lost(slow: Path, tmp_path: Path) -> None:
+    slow.write_text("import time; time.sleep(2)\n" + SLOW)
+    command = [str(Path(sys.executable).with_name("keepstep")), "run", "--workers", "2", "--name", "a", "slow.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    log = tmp_path / "runs" / "a" / "logs" / "rank_0.txt"
+    deadline = time.time() + 60
+    while time.time() < deadline and not log.exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 75, text
+
+
+def test_sharded_weights_and_two_optimizers(shell: Shell, tmp_path: Path) -> None:
+    """run.save of shards is collective; two optimizers may share a model."""
+    changes = {
+        "time.sleep(0.02)": "second.step(); second.zero_grad()",
+        "torch.optim.Adam(model.parameters())": "torch.optim.Adam([model.weight])",
+        "model, optimizer, train = run.prepare(model, optimizer, train)": (
+            "second = torch.optim.SGD([model.bias], lr=0.1)\n"
+            "model, optimizer, second, train = run.prepare(model, optimizer, second, train)"
+        ),
+    }
+    body = SLOW
+    for old, new in changes.items():
+        body = body.replace(old, new)
+    (tmp_path / "train.py").write_text(body + "run.save('w.safetensors', model.state_dict())\n")
+    for strategy in ("ddp", "fsdp2"):
+        done = shell("keepstep", "run", "--workers", "2", "--strategy", strategy, "--name", strategy, "train.py")
+        assert done.returncode == 0, done.stderr
+        saved = load_file(tmp_path / "runs" / strategy / "artifacts" / "w.safetensors")
+        assert {name: tuple(tensor.shape) for name, tensor in saved.items()} == {"weight": (2, 4), "bias": (2,)}
+    assert losses(tmp_path / "runs", "ddp") == losses(tmp_path / "runs", "fsdp2")

@@ -121,6 +121,9 @@ class Saver:
     def _commit(self, folder: Path, manifest: Manifest, state_json: str, files: dict[str, FileRecord]) -> None:
         from keepstep.checkpoint.dcp import INDEX
 
+        for name, expected in files.items():
+            if not (folder / name).is_file() or (folder / name).stat().st_size != expected.bytes:
+                raise CheckpointError(f"{name} is not in {folder}: --storage must be a folder that all nodes share")
         write_durably(folder / STATE, state_json)
         sync_file(folder / INDEX)
         files = {**files, **{name: record(folder / name) for name in (STATE, INDEX)}}

@@ -45,7 +45,6 @@ class Manifest:
     metrics: dict[str, float] = field(default_factory=dict)
     created: float = 0.0
     torch: str = ""
-    keepstep: str = ""
     format: int = FORMAT
 
     def to_json(self) -> str:

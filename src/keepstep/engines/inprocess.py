@@ -41,6 +41,7 @@ def _report(error: Exception) -> WorkerFailure:
     run = current.abandon()
     phase = "start" if run is None or not run.has_begun else "step"
     if run is not None:
+        run.settle()
         run.close()
     return WorkerFailure(
         rank=0,

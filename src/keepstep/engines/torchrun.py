@@ -24,7 +24,7 @@ from keepstep.config import LaunchConfig
 from keepstep.engines.base import Launch, Outcome
 from keepstep.errors import ConfigError
 from keepstep.failure import WorkerFailure, exit_cause
-from keepstep.worker import TARGET
+from keepstep.worker import SUPERVISOR, TARGET
 
 _POLL_S = 0.05
 _LOG_TAIL_LINES = 20
@@ -39,6 +39,7 @@ class Torchrun:
         # The agent keeps one store for all attempts, in which workers would find the addresses of their dead
         # predecessors; so rank 0 makes a new one each time.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        os.environ[SUPERVISOR] = str(os.getpid())
         os.environ[TARGET] = launch.target.to_json()
         os.environ["KEEPSTEP_LOGS"] = str(launch.logs.resolve())
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.workers_per_node)))

@@ -26,10 +26,13 @@ class Journal:
         self._display: Display | None = None
         self._file: MetricsFile | None = None
         self._announced = False
+        if self._alone:
+            self._leave_if_finished(context)
         if not self._main:
             return
         if self._alone:
-            self._take_folder()
+            self._folder.create()
+            self._folder.hold()
         self._file = MetricsFile(self._folder.metrics)
         if context.has_terminal:
             from keepstep.observe.console import Display  # rich: not for workers that nobody sees
@@ -40,14 +43,16 @@ class Journal:
         settings.update(workers=context.world_size)
         self._folder.write_config({"settings": settings, "script": sys.argv[0], "arguments": sys.argv[1:]})
 
-    def _take_folder(self) -> None:
-        self._folder.create()
-        self._folder.hold()
-        if self._folder.finished:
-            step = self._folder.read_result()["step"]
-            print(f"keepstep: run '{self._folder.name}' finished at step {step}; another name starts a new one")
-            self._folder.release()
-            raise SystemExit(0)
+    def _leave_if_finished(self, context: Context) -> None:
+        """A run that has finished does nothing, on any worker."""
+        finished = context.collective.from_rank0(self._folder.read_result() if self._folder.finished else None)
+        if finished is None:
+            return
+        if self._main:
+            name, step = self._folder.name, finished["step"]
+            print(f"keepstep: run '{name}' finished at step {step}; another name starts a new one")
+        context.leave()
+        raise SystemExit(0)
 
     def training(self, epochs: int | None, batches: int | None) -> None:
         """How long the training will be, as far as it is known."""
@@ -59,7 +64,7 @@ class Journal:
         if self._display is not None:
             self._display.expect(total)
 
-    def write(self, lines: list[dict[str, Any]], step: int, epoch: int, heart: Heart) -> None:
+    def write(self, lines: list[dict[str, Any]], step: int, epoch: int) -> None:
         if self._file is not None:
             self._file.write(lines)
         if self._display is not None:
@@ -93,7 +98,7 @@ class Journal:
             self._folder.event("resumed", step=step, saved_by_workers=loaded.world_size, workers=context.world_size)
             self._say(f"keepstep: run '{self._folder.name}' goes on from step {step}, in {self._folder.path}")
 
-    def stopped(self, step: int, epoch: int, heart: Heart) -> None:
+    def stopped(self, step: int) -> None:
         if self._main:
             self._folder.event("stopped", step=step)
             self._say(f"keepstep: stopped on request, saved at step {step}; the same command goes on from there")

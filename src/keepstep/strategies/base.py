@@ -88,6 +88,9 @@ class PreparedModel:
     def check_averaged(self) -> None:
         """Raises, before the optimizer steps, if there are gradients that no worker has exchanged."""
 
+    def gradients_used(self) -> None:
+        """An optimizer has stepped, and the step is over."""
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by the names they have in the bare model; a tied one under each of its names."""
         return dict(self.module.named_parameters(remove_duplicate=False))

@@ -16,7 +16,7 @@ class BufferSync:
     """
 
     def __init__(self, module: nn.Module, world_size: int) -> None:
-        owners = [owner for owner in module.modules() if next(owner.buffers(recurse=False), None) is not None]
+        owners = [owner for owner in module.modules() if _shared(owner)]
         self._owners = owners if world_size > 1 else []
         self._seen = {owner: _versions(owner) for owner in self._owners}
 
@@ -28,10 +28,16 @@ class BufferSync:
             if _versions(owner) == self._seen[owner]:
                 continue
             with torch.no_grad():
-                for buffer in owner.buffers(recurse=False):
+                for buffer in _shared(owner):
                     dist.broadcast(buffer, src=0)
             self._seen[owner] = _versions(owner)
 
 
 def _versions(owner: nn.Module) -> list[tuple[int, int]]:
-    return [(id(buffer), buffer._version) for buffer in owner.buffers(recurse=False)]
+    return [(id(buffer), buffer._version) for buffer in _shared(owner)]
+
+
+def _shared(owner: nn.Module) -> list[torch.Tensor]:
+    """Buffers of the model's state. Others are caches, which may differ: one worker has seen a longer sequence."""
+    named = owner.named_buffers(recurse=False)
+    return [buffer for name, buffer in named if name not in owner._non_persistent_buffers_set]

@@ -48,14 +48,16 @@ class DDPModel(PreparedModel):
         return self._ddp(*args, **kwargs)
 
     def check_averaged(self) -> None:
-        called, self._called = self._called, False
-        if self._ddp is None or called or all(parameter.grad is None for parameter in self.module.parameters()):
+        if self._ddp is None or self._called or all(parameter.grad is None for parameter in self.module.parameters()):
             return
         # DDP averages what passes through its forward; a method of the model, or its weights used directly, do not.
         raise LoopError(
             f"the gradient of {type(self.module).__name__} was made without calling it, so workers have not averaged "
             "it; call the model itself, model(...), and let its forward do the work"
         )
+
+    def gradients_used(self) -> None:
+        self._called = False
 
     @contextmanager
     def no_gradient_sync(self) -> Iterator[None]:

@@ -59,6 +59,10 @@ class PreparedOptimizer:
                 if before in early:
                     self.optimizer.state[after] = {k: _laid_out(v, after) for k, v in early[before].items()}
 
+    def holds(self, model: PreparedModel) -> bool:
+        """Whether any of the model's parameters are the optimizer's."""
+        return any(self._models[name] is model for names in self._group_names for name, _ in names)
+
     def unscale(self) -> None:
         """fp16: brings gradients back to size, once a step."""
         if self.scaler is not None and self.backward_seen:

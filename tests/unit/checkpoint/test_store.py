@@ -212,7 +212,7 @@ def test_workers_share_the_checking_and_together_check_everything(store: Store) 
 
 
 def test_a_manifest_survives_its_text() -> None:
-    manifest = Manifest(5, 2, 4, "fsdp2", {"a": FileRecord(3, "ff")}, {"loss": 0.1}, 1.5, "2.13", "0.1")
+    manifest = Manifest(5, 2, 4, "fsdp2", {"a": FileRecord(3, "ff")}, {"loss": 0.1}, 1.5, "2.13")
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
