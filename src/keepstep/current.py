@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 import sys
 from types import TracebackType
 from typing import Any, NoReturn
 
 from keepstep.context import Context, Job
+from keepstep.errors import EXIT_STOPPED
 from keepstep.run import Run
 
 _current: Run | None = None
 _failed = False
+_exit_code: int | None = None
+"""What to leave with at once, when all other exit handlers have run."""
 
 
 def start(**settings: Any) -> Run:
@@ -70,9 +75,29 @@ def _end_with_the_script() -> None:
 
 
 def _at_exit() -> None:
+    global _exit_code
+    run = _current
     if _failed:
-        run = abandon()
+        abandon()
         if run is not None and run.world_size == 1:
             run.settle()
-    else:
-        end()
+        return
+    end()
+    if run is not None and run.world_size > 1:
+        _exit_code = EXIT_STOPPED if run.stopped else 0
+
+
+def _leave_at_once() -> None:
+    """The last of the exit handlers: leaves without taking the interpreter down.
+
+    torch's threads now and then abort in it, with or without keepstep, and torchrun would count a worker that has
+    done its work as failed.
+    """
+    if _exit_code is not None:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code)
+
+
+atexit.register(_leave_at_once)  # as early as it can be: handlers run in the reverse order

@@ -35,6 +35,7 @@ class FSDPModel(PreparedModel):
     def __init__(self, module: nn.Module, setup: Setup) -> None:
         broadcast_from_rank0(module)
         super().__init__(module, setup)
+        self._layout: dict[str, Any] | None = None
         kinds = {type(block) for block in find_blocks(module)}
         half = setup.half
         mesh = sharding_mesh(setup)
@@ -80,10 +81,13 @@ class FSDPModel(PreparedModel):
         return {name.removeprefix(_INNER): state for name, state in whole["state"].items()}
 
     def optimizer_target(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        weight = self.state()[name]
+        if self._layout is None:
+            self._layout = self.state()  # once for all of the optimizer's tensors: it is not cheap
+        weight = self._layout[name]
         return torch.empty_like(weight, dtype=dtype) if weight.shape == shape else torch.empty(shape, dtype=dtype)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        self._layout = None
         named = {_INNER + name: value for name, value in state.items()}
         groups = [{"params": list(named)}]
         with self._sharded():
