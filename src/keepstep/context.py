@@ -59,7 +59,6 @@ class Context:
     job: Job | None
     rank: int
     world_size: int
-    local_rank: int
     device: torch.device
     strategy: Strategy
     collective: Collective
@@ -92,7 +91,6 @@ class Context:
             job=job,
             rank=rank,
             world_size=world_size,
-            local_rank=local_rank,
             device=device,
             strategy=strategy,
             collective=collective,

@@ -75,7 +75,6 @@ def _end_with_the_script() -> None:
 
 
 def _at_exit() -> None:
-    global _exit_code
     run = _current
     if _failed:
         abandon()
@@ -84,7 +83,13 @@ def _at_exit() -> None:
         return
     end()
     if run is not None and run.world_size > 1:
-        _exit_code = EXIT_STOPPED if run.stopped else 0
+        leave_with(EXIT_STOPPED if run.stopped else 0)
+
+
+def leave_with(code: int) -> None:
+    """Makes this process leave with `code` as soon as all other exit handlers have run."""
+    global _exit_code
+    _exit_code = code
 
 
 def _leave_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import importlib
 import json
@@ -124,12 +123,7 @@ def main() -> None:
         current.end()
     except BaseException as error:
         _fail(error)
-    # Exit handlers run, but the interpreter is not taken down: torch's threads now and then abort in it, and a worker
-    # that has done its work must not count as failed.
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    current.leave_with(0)
 
 
 def _fail(error: BaseException) -> None:

@@ -155,7 +155,7 @@ class MapSource:
     def __init__(
         self, loader: DataLoader[Any], seed: int, rank: int, world_size: int, device: torch.device, even_calls: bool
     ) -> None:
-        self._order, _ = order_of(loader, seed)
+        self._order = order_of(loader, seed)
         self.num_batches = self._order.num_batches
         self._seed, self._rank, self._world_size, self._device = seed, rank, world_size, device
         self._even_calls = even_calls

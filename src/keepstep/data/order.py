@@ -146,15 +146,15 @@ class StatefulOrder:
         return self._length // self._batch_size if self._drop_last else -(-self._length // self._batch_size)
 
 
-def order_of(loader: DataLoader[Any], seed: int) -> tuple[Order, int | None]:
-    """The order that a DataLoader asks for, and its global batch size where it has one."""
+def order_of(loader: DataLoader[Any], seed: int) -> Order:
+    """The order that a DataLoader asks for."""
     if loader.batch_size is None:
         return _own_batches(loader)
     assert loader.sampler is not None
-    return _order(loader.sampler, loader.batch_size, loader.drop_last, seed), loader.batch_size
+    return _order(loader.sampler, loader.batch_size, loader.drop_last, seed)
 
 
-def _own_batches(loader: DataLoader[Any]) -> tuple[Order, None]:
+def _own_batches(loader: DataLoader[Any]) -> Order:
     sampler = loader.batch_sampler
     if sampler is None:
         raise DataError(
@@ -163,7 +163,7 @@ def _own_batches(loader: DataLoader[Any]) -> tuple[Order, None]:
         )
     if not isinstance(sampler, Stateful):
         raise _not_stateful("batch_sampler", sampler)
-    return StatefulOrder(sampler, None, False), None
+    return StatefulOrder(sampler, None, False)
 
 
 def _order(sampler: Iterable[int], batch_size: int, drop_last: bool, seed: int) -> Order:

@@ -29,6 +29,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from keepstep.data.loader import Batch, Loader, move, size_of, take
 from keepstep.errors import DataError
 from keepstep.seeding import seed_everything
+from unit.data.samplers import Countdown
 
 # torchdata 0.11 itself calls what torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -75,28 +76,6 @@ class Stream(IterableDataset[Any]):
         while self.next < self.count:
             self.next += 1
             yield self.item(self.next - 1)
-        self.next = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next = state["next"]
-
-
-class Countdown(Sampler[int]):
-    """A stateful sampler that starts again at its end."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.next = count, 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[int]:
-        while self.next < self.count:
-            self.next += 1
-            yield self.count - self.next
         self.next = 0
 
     def state_dict(self) -> dict[str, Any]:
