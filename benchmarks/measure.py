@@ -25,11 +25,17 @@ class Spread:
     p10: float
     p90: float
     count: int
+    low: float
+    """The median itself lies between `low` and `high`, with 95% confidence, whatever the numbers' distribution."""
+    high: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         cuts = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
-        return cls(statistics.median(values), cuts[0], cuts[-1], len(values))
+        ordered, count = sorted(values), len(values)
+        reach = 0.98 * count**0.5  # of the ranks around the middle: a sign test turned round
+        low, high = ordered[max(0, int(count / 2 - reach))], ordered[min(count - 1, int(count / 2 + reach))]
+        return cls(statistics.median(values), cuts[0], cuts[-1], count, low, high)
 
     def show(self, unit: str = "", digits: int = 3) -> str:
         return f"{self.median:.{digits}f}{unit} [{self.p10:.{digits}f}, {self.p90:.{digits}f}]"
@@ -54,7 +60,9 @@ class Row:
     def verdict(self) -> str:
         if self.target is None:
             return "-"
-        return "met" if self.ratio.median <= self.target else "MISSED"
+        if self.ratio.median <= self.target:
+            return "met"
+        return "MISSED" if self.ratio.low > self.target else "unclear"
 
 
 def paired(baseline: Callable[[], float], contender: Callable[[], float], pairs: int) -> list[tuple[float, float]]:
@@ -91,10 +99,11 @@ def synchronize(device: torch.device) -> None:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    print(f"\n{'what':<34} {'ratio: median [p10, p90]':<26} {'target':>7}  {'':<7} {'pairs':>5}")
+    print(f"\n{'what':<34} {'ratio: median [p10, p90]':<26} {'95% of median':<16} {'target':>6}  {'':<7} {'pairs':>5}")
     for row in rows:
         target = f"{row.target:.2f}" if row.target is not None else "-"
-        print(f"{row.name:<34} {row.ratio.show():<26} {target:>7}  {row.verdict:<7} {row.ratio.count:>5}")
+        sure = f"{row.ratio.low:.3f} to {row.ratio.high:.3f}"
+        print(f"{row.name:<34} {row.ratio.show():<26} {sure:<16} {target:>6}  {row.verdict:<7} {row.ratio.count:>5}")
     for row in rows:
         print(f"\n{row.name}")
         for contender, spread in row.seconds.items():

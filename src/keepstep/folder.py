@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from keepstep.checkpoint.store import write_durably
 from keepstep.errors import RunFolderError
-from keepstep.standard_json import standard
+from keepstep.standard_json import to_json
 
 _HOLD_WITHIN_S = 0.5
 """How long to try for the lock: somebody who only looks (`is_held`) has it for a moment, too."""
@@ -83,7 +83,7 @@ class RunFolder:
     def event(self, kind: str, **fields: Any) -> None:
         """Appends a line to events.jsonl."""
         event = {"time": round(time.time(), 3), "event": kind, **fields}
-        line = json.dumps(standard(event), default=str) + "\n"
+        line = to_json(event, default=str) + "\n"
         with self.events.open("ab+", buffering=0) as file:
             # A crash or a full disk may have cut the last line short: this one must not become part of it.
             data = (("\n" if _lacks_newline(file) else "") + line).encode()
@@ -103,7 +103,7 @@ class RunFolder:
         return _read_json(self._config)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_durably(self._result, json.dumps(standard(result), indent=1, default=str))
+        write_durably(self._result, to_json(result, indent=1, default=str))
 
     def read_result(self) -> dict[str, Any]:
         """The result, or an empty dict while there is none."""

@@ -133,10 +133,11 @@ class Run:
 
     def log(self, **metrics: Any) -> None:
         """Records metrics of this step, or of this epoch: means over the samples of all workers."""
-        in_step = self._batch is not None
-        weight = float(self._batch.num_samples) if self._batch is not None else 1.0
-        record = Record(self.step + 1 if in_step else self.step, self.epoch, weight, in_step, metrics)
-        self._metrics.log(record, self._part)
+        if self._batch is not None:
+            record = Record(self.step + 1, self.epoch, float(self._batch.num_samples), in_step=True)
+        else:
+            record = Record(self.step, self.epoch, 1.0, in_step=False)
+        self._metrics.log(record, metrics, self._part)
 
     def sum(self, value: Any) -> torch.Tensor:
         """The sum of `value` over all workers."""
@@ -228,7 +229,7 @@ class Run:
                 # A `break`, or an error on its way out: not a boundary, so nothing is saved; but an update that was
                 # made counts.
                 self.left_at = self.step
-                if any(optimizer.stepped for optimizer in self._state.optimizers.values()):
+                if self._has_stepped():
                     self._complete_step(loader)
                 raise
             self._complete_step(loader)
@@ -245,15 +246,13 @@ class Run:
         self._place.step += 1
         self._steps_made += 1
         loader.offset += 1
-        self._set_batch(None)
-        scaler = self._state.scaler
-        if scaler is not None and any(optimizer.stepped for optimizer in self._state.optimizers.values()):
-            scaler.update()
-        if any(optimizer.stepped for optimizer in self._state.optimizers.values()):
+        if self._has_stepped():
+            if self._state.scaler is not None:
+                self._state.scaler.update()
             for model in self._state.models.values():
                 model.gradients_used()
-        for optimizer in self._state.optimizers.values():
-            optimizer.stepped = False
+            for optimizer in self._state.optimizers.values():
+                optimizer.stepped = False
         self._heart.beat(self.step)
 
     def _boundary(self) -> None:
@@ -376,6 +375,10 @@ class Run:
 
     def _is_active(self, loader: Loader) -> bool:
         return self._state.name_of(loader) == self._place.active_loader
+
+    def _has_stepped(self) -> bool:
+        """Whether an optimizer has stepped in the loop's body."""
+        return any(optimizer.stepped for optimizer in self._state.optimizers.values())
 
     def _set_batch(self, batch: Batch | None) -> None:
         self._batch = batch

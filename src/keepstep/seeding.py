@@ -32,12 +32,14 @@ def _splitmix(x: int) -> int:
 
 def mix_array(key: int, words: Words) -> Words:
     """`mix(key, word)`-like for a whole array at once: one independent 64-bit word an element."""
-    with np.errstate(over="ignore"):
-        x = words ^ np.uint64(key & _MASK)
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+    x = words ^ np.uint64(key & _MASK)
+    x += np.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def seed_everything(seed: int) -> None:

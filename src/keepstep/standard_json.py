@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 
+def to_json(value: Any, **options: Any) -> str:
+    """`json.dumps`, but that a browser or jq can read what a diverged run wrote too."""
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(standard(value), allow_nan=False, **options)
+
+
 def standard(value: Any) -> Any:
-    """The value as `json.dumps` should get it: without it a browser or jq cannot read what a diverged run wrote."""
+    """The value in words that JSON has."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from keepstep.errors import CheckpointError
-from keepstep.standard_json import standard
+from keepstep.standard_json import standard, to_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -128,7 +128,7 @@ class Store:
     def remember_best(self, step: int, metric: str, value: float) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         best = {"step": step, "metric": metric, "value": value}
-        write_durably(self.root / _BEST, json.dumps(standard(best)))
+        write_durably(self.root / _BEST, to_json(best))
 
     def best(self) -> dict[str, Any] | None:
         """The checkpoint with the best metric so far: its step, metric and value."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import xxhash
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, default_collate
 
-from keepstep.data.generators import Generators, generators_now
+from keepstep.data.generators import Watch
 from keepstep.data.plan import Indices
 from keepstep.errors import DataError
 from keepstep.seeding import Words, mix, mix_array, preserved_cpu_rng, seed_sample
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What a DataLoader's worker is asked for: travels there as the 'index'."""
 
     indices: Indices
@@ -60,7 +58,7 @@ class Fetcher(Dataset[Any]):
         self._reads_batches = _reads_batches(dataset)
         self._never_draws, self._collate_never_draws = _never_draws(dataset), collate is default_collate
         self._draws = self._collate_draws = False
-        self._rng: Generators | None = None
+        self._watch = Watch()
         # One gather a tensor gives what collating its single samples would, twenty times as fast.
         plain = type(dataset) is TensorDataset and collate is default_collate
         self._tensors = dataset.tensors if plain else None
@@ -106,11 +104,11 @@ class Fetcher(Dataset[Any]):
         Seeding three generators for each sample costs more than many a data set's own work. So try without: if no
         generator moved, nothing is random and nothing was lost.
         """
-        self._rng = generators_now(self._rng)
+        self._watch.begin()
         result = work()
-        moved = self._rng.moved()
+        moved = self._watch.moved()
         if moved:
-            self._rng.restore()
+            self._watch.restore()
         return result, moved
 
     def _read(self, indices: list[int], keys: Words | None = None) -> Any:

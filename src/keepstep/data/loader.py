@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,8 +19,7 @@ from keepstep.seeding import preserved_cpu_rng
 __all__ = ["Batch", "Loader", "move", "size_of", "take"]
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """One worker's part of one global batch, on the device."""
 
     data: Any
@@ -171,18 +169,24 @@ class MapSource:
         pending: list[Share] = []
         key = pass_key(self._seed, pass_number)
         self._requests.iterator = self._ask(self._order, pass_number, start, training, key, pending)
-        with preserved_cpu_rng():  # making the iterator draws a seed for the DataLoader's workers
-            fetched = iter(self._loader)
-        for data in fetched:
+        for data in self._fetched():
             share = pending.pop(0)
             if training:
                 self._state, self.ended = share.state, share.ended
             num_samples = len(share.indices)
             if not num_samples and not training:
                 data = take(data, 0, 0)
-            yield Batch(move(data, self._device), num_samples, share.num_global, self._world_size)
+            batch = Batch(move(data, self._device), num_samples, share.num_global, self._world_size)
+            del data  # memory that is held while the step goes on cannot be the next batch's, which is slower in fresh
+            yield batch
         if training:
             self.ended = True
+
+    def _fetched(self) -> Iterator[Any]:
+        if not self._loader.num_workers and not self._loader.pin_memory:
+            return map(self._loader.dataset.__getitem__, self._requests)  # all that a DataLoader would do
+        with preserved_cpu_rng():  # making the iterator draws a seed for the DataLoader's workers
+            return iter(self._loader)
 
     def _ask(
         self, order: Order, pass_number: int, start: int, training: bool, key: int, pending: list[Share]

@@ -17,6 +17,8 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 
 def move(value: Any, device: torch.device) -> Any:
     """Moves every tensor in nested lists, tuples and dicts, and whatever has a `.to`, to the device."""
+    if device.type == "cpu":
+        return value  # a DataLoader's batches are there already
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if callable(getattr(value, "to", None)):

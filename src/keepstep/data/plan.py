@@ -22,26 +22,32 @@ _AHEAD = 8192
 def permute(positions: Indices, size: int, key: int) -> Indices:
     """Maps positions to indices by a keyed bijection of [0, size): a shuffle that is never stored.
 
-    A Feistel network permutes the next power of four above `size`; a position that lands outside is sent
-    through again (cycle walking) until it lands inside, less than four times on average. Time and memory
-    are those of `positions`, whatever `size` is.
+    A Feistel network permutes the next power of two above `size`; a position that lands outside is sent
+    through again (cycle walking) until it lands inside, less than twice on average. Time and memory are those
+    of `positions`, whatever `size` is.
     """
-    half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    bits = max(2, (size - 1).bit_length())
     round_keys = [mix(key, number) for number in range(_ROUNDS)]
-    values = positions.astype(np.uint64)
-    outside = np.ones(len(values), dtype=bool)
-    while outside.any():
-        values[outside] = _feistel(values[outside], half_bits, round_keys)
-        outside = values >= np.uint64(size)
+    values = _feistel(positions.astype(np.uint64), bits, round_keys)
+    outside = np.flatnonzero(values >= np.uint64(size))
+    while len(outside):
+        walked = _feistel(values[outside], bits, round_keys)
+        values[outside] = walked
+        outside = outside[walked >= np.uint64(size)]
     return values.astype(np.int64)
 
 
-def _feistel(values: Words, half_bits: int, round_keys: list[int]) -> Words:
-    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    left, right = values >> shift, values & mask
-    for round_key in round_keys:
-        left, right = right, left ^ (mix_array(round_key, right) & mask)
-    return (left << shift) | right
+def _feistel(values: Words, bits: int, round_keys: list[int]) -> Words:
+    """Each round changes one half of the bits by what the other half is, which can be undone: so it is a bijection."""
+    low_bits = bits // 2
+    shift, low_mask, high_mask = (np.uint64(n) for n in (low_bits, (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1))
+    high, low = values >> shift, values & low_mask
+    for number, round_key in enumerate(round_keys):
+        if number % 2:
+            low ^= mix_array(round_key, high) & low_mask
+        else:
+            high ^= mix_array(round_key, low) & high_mask
+    return (high << shift) | low
 
 
 @dataclass(frozen=True)

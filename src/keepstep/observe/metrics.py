@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import zlib
@@ -14,12 +13,12 @@ import torch
 
 from keepstep.collective import Collective
 from keepstep.errors import LoopError
-from keepstep.standard_json import standard
+from keepstep.standard_json import to_json
 
 Number = float | torch.Tensor
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
     """What was logged in one step, or between two."""
 
@@ -40,14 +39,16 @@ class Metrics:
         self.latest: dict[str, float] = {}
         """The newest reduced value of every metric ever logged."""
 
-    def log(self, record: Record, part: float | None) -> None:
-        """Adds to the current record. `part`: this is one of several parts of a batch, with this share of it."""
-        if not (self._pending and self._same_place(self._pending[-1], record)):
-            self._pending.append(Record(record.step, record.epoch, record.weight, record.in_step))
-        values = self._pending[-1].values
-        for name, value in record.values.items():
+    def log(self, record: Record, values: dict[str, Any], part: float | None) -> None:
+        """Adds to the record of that step. `part`: this is one of several parts of a batch, with this share of it."""
+        pending = self._pending
+        if pending and pending[-1].step == record.step and pending[-1].in_step == record.in_step:
+            record = pending[-1]
+        else:
+            pending.append(record)
+        for name, value in values.items():
             checked = _number(name, value)
-            values[name] = checked if part is None else values.get(name, 0.0) + checked * part
+            record.values[name] = checked if part is None else record.values.get(name, 0.0) + checked * part
 
     def reduce(self, flags: list[float]) -> tuple[list[dict[str, Any]], list[list[float]]]:
         """The records since the last call, reduced, and every worker's `flags`, in one exchange; collective."""
@@ -96,10 +97,6 @@ class Metrics:
             for place, (epoch, line) in sorted(sums.items())
         ]
 
-    @staticmethod
-    def _same_place(a: Record, b: Record) -> bool:
-        return a.step == b.step and a.in_step == b.in_step
-
 
 class MetricsFile:
     """metrics.jsonl, cut back to where a checkpoint was taken when the run resumes from it."""
@@ -109,7 +106,7 @@ class MetricsFile:
 
     def write(self, lines: list[dict[str, Any]]) -> None:
         if lines:
-            self._file.write("".join(json.dumps(standard(line)) + "\n" for line in lines))
+            self._file.write("".join(to_json(line) + "\n" for line in lines))
             self._file.flush()
 
     def position(self) -> int:
@@ -131,6 +128,8 @@ def _number(name: str, value: Any) -> Number:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise LoopError(f"run.log({name}=...) got a tensor of shape {tuple(value.shape)}; log one number")
+        if type(value) is torch.Tensor and value.device.type == "cpu":
+            return value.item()  # there is nothing to wait for
         return value.detach().clone()  # it is read later, and a running total changes in place until then
     try:
         return float(value)

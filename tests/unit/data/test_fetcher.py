@@ -162,7 +162,7 @@ def test_a_data_set_that_draws_is_tried_unseeded_once() -> None:
 
 
 def test_tensors_are_not_even_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keepstep.data.fetcher.generators_now", lambda *_: pytest.fail("looked at the generators"))
+    monkeypatch.setattr("keepstep.data.fetcher.Watch.begin", lambda *_: pytest.fail("looked at the generators"))
     tensors = TensorDataset(torch.arange(4))
     fetcher = Fetcher(ConcatDataset([tensors, Subset(tensors, [1, 3])]), default_collate)
     assert fetch(fetcher, [0, 4, 5])[0].tolist() == [0, 1, 3]

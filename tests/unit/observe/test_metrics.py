@@ -25,12 +25,12 @@ def alone() -> Metrics:
 
 
 def log(metrics: Metrics, step: int = 1, weight: float = 1.0, part: float | None = None, **values: Any) -> None:
-    metrics.log(Record(step, 0, weight, True, values), part)
+    metrics.log(Record(step, 0, weight, True), values, part)
 
 
 def between(metrics: Metrics, step: int = 1, epoch: int = 0, **values: Any) -> None:
     """Logged after an epoch's steps."""
-    metrics.log(Record(step, epoch, 1.0, False, values), None)
+    metrics.log(Record(step, epoch, 1.0, False), values, None)
 
 
 def test_a_step_is_a_line() -> None:
@@ -95,17 +95,24 @@ def test_parts_of_tensors_add_up_without_changing_them() -> None:
     assert [loss.item() for loss in losses] == [1.0, 3.0]
 
 
-def test_a_logged_tensor_does_not_keep_its_graph() -> None:
+class Elsewhere(torch.Tensor):
+    """Stands for a tensor on a GPU, or a sharded one: not to be read at once."""
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
+def test_a_logged_tensor_does_not_keep_its_graph(kind: type[torch.Tensor]) -> None:
     metrics = alone()
-    log(metrics, 1, loss=torch.tensor(2.0, requires_grad=True) * 3)
+    log(metrics, 1, loss=(torch.tensor(2.0, requires_grad=True) * 3).as_subclass(kind))
     value = metrics._pending[0].values["loss"]
-    assert isinstance(value, torch.Tensor) and not value.requires_grad
+    assert isinstance(value, Elsewhere if kind is Elsewhere else float)
+    assert not getattr(value, "requires_grad", False) and float(value) == 6.0
 
 
-def test_a_tensor_that_changes_after_it_was_logged_is_logged_as_it_was() -> None:
+@pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
+def test_a_tensor_that_changes_after_it_was_logged_is_logged_as_it_was(kind: type[torch.Tensor]) -> None:
     """A running total, or a weight: values are read later, when workers exchange them."""
     metrics = alone()
-    total = torch.tensor(0.0)
+    total = torch.tensor(0.0).as_subclass(kind)
     for step in (1, 2, 3):
         total += step
         log(metrics, step, total=total)
