@@ -11,6 +11,9 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	# DeepSpeed looks at the torch that is there, so it is built beside it rather than in a clean room.
+	$(BIN)/pip install --quiet setuptools wheel
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

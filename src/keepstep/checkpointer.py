@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keepstep.checkpoint.saver import Saver
 from keepstep.checkpoint.store import Manifest, Store
 from keepstep.context import Context
-from keepstep.errors import ConfigError
+from keepstep.errors import CheckpointError, ConfigError
 from keepstep.observe.journal import Journal
 from keepstep.seeding import capture_rng
 from keepstep.state import Loaded, TrainingState, load, newest_good
+
+if TYPE_CHECKING:
+    from keepstep.checkpoint.mirror import Mirror
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Checkpointer:
     def __init__(self, context: Context, training: TrainingState, journal: Journal) -> None:
         self._context, self._training, self._journal = context, training, journal
         config = context.config.checkpoint
-        self._store = Store(context.folder.checkpoints, config.keep)
+        self._store = Store(context.folder.checkpoints, config.keep, context.folder.mirror)
         in_background = config.checkpoint_mode == "async"
         self._saver = Saver(
             self._store, context.rank, context.save_group, context.nonce, in_background, journal.saved
@@ -56,7 +59,8 @@ class Checkpointer:
         return self._every_s is not None and time.monotonic() - self._last_save >= self._every_s
 
     def warm_up(self) -> None:
-        self._saver.warm_up()
+        # On the CPU memory is there at once, and needs no looking at the state.
+        self._saver.warm_up(self._training.capture() if self._context.device.type == "cuda" else None)
 
     def raise_error(self) -> None:
         """Raises what went wrong in a save that was written beside training."""
@@ -86,18 +90,23 @@ class Checkpointer:
     def restore(self) -> Loaded | None:
         """Puts the newest good checkpoint back into the training state; None where there is none."""
         context = self._context
-        step, passed_over = newest_good(self._store, context.collective, context.rank, context.world_size)
+        fetches = context.local_rank == 0
+        step, passed_over = newest_good(self._store, context.collective, context.rank, context.world_size, fetches)
         for problem in passed_over:
             self._journal.passed_over(problem)
-        if context.rank == 0:
+        if context.rank == 0 or (self._store.mirror is not None and fetches):
             self._store.sweep()
-        if context.rank == 0:
             self._store.set_aside_after(-1 if step is None else step)
+        if self._store.mirror is not None and fetches:
+            self._store.prune()  # what earlier attempts fetched
+        if context.rank == 0 and self._store.mirror is not None:
+            self._tidy_mirror(self._store.mirror, step)
         self._saver.forget_after(-1 if step is None else step)
         if step is None:
             self._journal.fresh()
             return None
         loaded = load(self._store, step, self._training, context.rank)
+        _check_run(loaded)
         if context.rank == 0:
             self._journal.cut(loaded.state["run"]["metrics_bytes"])
         best = context.collective.from_rank0(self._store.best())
@@ -105,6 +114,14 @@ class Checkpointer:
             self._best_value = float(best["value"])
         self._journal.resumed(step, loaded, context)
         return loaded
+
+    def _tidy_mirror(self, mirror: Mirror, step: int | None) -> None:
+        """The object store after a crash: bad checkpoints aside, leftovers gone, the one resumed from there, too."""
+        mirror.set_aside_after(-1 if step is None else step)
+        mirror.sweep()
+        if step is not None:
+            best = self._store.best()
+            mirror.publish(self._store.path(step), self._store.keep, best["step"] if best else None)
 
     def improves(self, metrics: dict[str, float]) -> bool:
         """Whether an epoch gave the best value yet of `--keep-best`'s metric; the next save is noted as the best."""
@@ -126,3 +143,31 @@ class Checkpointer:
             raise ConfigError(
                 f"--keep-best names '{self._best_metric[0]}', which no epoch has logged; logged: {logged}"
             )
+
+
+_RUN_FIELDS: dict[str, Any] = {
+    "step": int,
+    "epoch": int,
+    "epoch_under_way": bool,
+    "active_loader": (str, type(None)),
+    "metrics": dict,
+    "metrics_bytes": int,
+}
+
+
+def _check_run(loaded: Loaded) -> None:
+    """Raises unless the run's own part of a checkpoint, which may be anybody's, is what the loop goes on by."""
+    run, own = loaded.state.get("run"), loaded.rank_state
+    is_ours = (
+        isinstance(run, dict)
+        and all(isinstance(run.get(name, ...), kind) for name, kind in _RUN_FIELDS.items())
+        and run["step"] == loaded.step
+        and min(run["epoch"], run["metrics_bytes"]) >= 0
+    )
+    if not is_ours:
+        raise CheckpointError(f"the checkpoint of step {loaded.step} does not say how far the run was; {_NOT_OURS}")
+    if own is not None and not (isinstance(own, dict) and {"rng", "epoch_rng"} <= own.keys()):
+        raise CheckpointError(f"the checkpoint of step {loaded.step} lacks this worker's generators; {_NOT_OURS}")
+
+
+_NOT_OURS = "it was not written by keepstep"

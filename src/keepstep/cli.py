@@ -54,13 +54,19 @@ def _run(arguments: argparse.Namespace) -> int:
 def _runs(arguments: argparse.Namespace) -> int:
     from keepstep.show import print_runs
 
-    return print_runs(Path(arguments.storage))
+    return print_runs(arguments.storage)
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from keepstep.show import print_run
 
-    return print_run(Path(arguments.storage), arguments.name)
+    return print_run(arguments.storage, arguments.name)
+
+
+def _checkpoints(arguments: argparse.Namespace) -> int:
+    from keepstep.checkpoints import print_checkpoints
+
+    return print_checkpoints(arguments.storage, arguments.name, arguments.verify)
 
 
 def _doctor(_: argparse.Namespace) -> int:
@@ -82,16 +88,17 @@ def _new(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from keepstep.checkpoint.export import choose_step, export
-    from keepstep.checkpoint.store import Store
+    from keepstep.checkpoint.export import choose_step, export, parse_size
     from keepstep.show import existing_run
 
-    folder = existing_run(Path(arguments.storage), arguments.name)
-    store = Store(folder.checkpoints, keep=1)
+    store = existing_run(arguments.storage, arguments.name).store_to_read()
     step = choose_step(store, arguments.checkpoint)
-    output = Path(arguments.output or f"{arguments.name}-step{step}.safetensors")
-    count = export(store, step, output, arguments.model)
-    print(f"{output}: {count} tensors of step {step}")
+    shard_bytes = parse_size(arguments.shard_size) if arguments.shard_size else None
+    output = Path(arguments.output or f"{arguments.name}-step{step}{'' if shard_bytes else '.safetensors'}")
+    chosen = (arguments.model, arguments.dtype, arguments.strip_prefix, shard_bytes)
+    exported = export(store, step, output, *chosen)
+    files = f", in {', '.join(exported.files)}" if shard_bytes else ""
+    print(f"{output}: {exported.tensors} tensors of step {step}{files}", *exported.notes, sep="\n")
     return 0
 
 
@@ -106,18 +113,30 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "runs", _runs, "list the runs")
     show = _add(commands, "show", _show, "show one run: settings, metrics, failures, where the time went")
     show.add_argument("name", help="the run's name")
+    checkpoints = _add(commands, "checkpoints", _checkpoints, "list a run's checkpoints, and check them")
+    checkpoints.add_argument("name", help="the run's name")
+    checkpoints.add_argument("--verify", action="store_true", help="read every file; exit code 1 if one is bad")
     _add(commands, "doctor", _doctor, "say what this machine has and lacks", storage=False)
     _add(commands, "demo", _demo, "train, kill a worker, recover, and compare with a run that was not killed")
     new = _add(commands, "new", _new, "start a project from a recipe", storage=False)
     new.add_argument("recipe", help="which one; a wrong name lists them")
     new.add_argument("folder", nargs="?", help="where to put it (default: a folder named like the recipe)")
+    _add_export(commands)
+    return parser
+
+
+def _add_export(commands: Any) -> None:
     export = _add(commands, "export", _export, "write a checkpoint's weights as plain safetensors")
     export.add_argument("name", help="the run's name")
     export.add_argument("--checkpoint", default="newest", help="newest, best, or a step (default: %(default)s)")
     export.add_argument("--format", default="safetensors", choices=("safetensors",), help="default: %(default)s")
     export.add_argument("--model", default="model", help="which, where several were prepared (default: %(default)s)")
-    export.add_argument("--output", help="file to write (default: NAME-stepN.safetensors)")
-    return parser
+    export.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32"), help="cast floating-point tensors (default: as saved)"
+    )
+    export.add_argument("--strip-prefix", default="", metavar="PREFIX", help="take this off the tensors' names")
+    export.add_argument("--shard-size", metavar="SIZE", help="write several files of at most this size each, as 5GB")
+    export.add_argument("--output", help="file, or folder of shards, to write (default: NAME-stepN[.safetensors])")
 
 
 def _add(
@@ -126,7 +145,7 @@ def _add(
     parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
     parser.set_defaults(call=call)
     if storage:
-        parser.add_argument("--storage", default="runs", help="folder of the run folders (default: %(default)s)")
+        parser.add_argument("--storage", default="runs", help="where the runs are (default: %(default)s)")
     return parser
 
 

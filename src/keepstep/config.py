@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from keepstep.errors import ConfigError
 
-STRATEGIES = ("auto", "single", "ddp", "fsdp", "fsdp2")
+STRATEGIES = ("auto", "single", "ddp", "fsdp", "fsdp2", "zero1", "zero2", "zero3")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ENGINES = ("auto", "inprocess", "torchrun")
 DEVICES = ("auto", "cpu", "cuda")
@@ -74,7 +74,9 @@ class StrategyConfig:
     precision: str = setting("fp32", "arithmetic of forward and backward; weights stay fp32", PRECISIONS)
     compile: bool = setting(False, "compile the model with torch.compile")
     activation_checkpointing: bool = setting(False, "recompute each block in backward, to save memory")
-    cpu_offload: bool = setting(False, "keep sharded weights and optimizer state in host memory (fsdp, fsdp2)")
+    cpu_offload: bool = setting(False, "keep sharded weights and optimizer state in host memory (fsdp, fsdp2, zero)")
+    nvme_offload: str | None = setting(None, "folder on a fast disk that holds the optimizer's state (zero3)")
+    deepspeed_config: str | None = setting(None, "JSON file of further DeepSpeed settings (zero1, zero2, zero3)")
     device: str = setting("auto", "where to run; auto: cuda where there is a GPU", DEVICES)
     deterministic: bool = setting(False, "use only deterministic GPU kernels: bitwise resume on CUDA, some speed lost")
 
@@ -83,8 +85,16 @@ class StrategyConfig:
         name = self.strategy if self.strategy != "auto" else ("single" if world_size == 1 else "ddp")
         if name == "single" and world_size > 1:
             raise ConfigError(f"--strategy single runs 1 worker, not {world_size}; use ddp, fsdp or fsdp2")
-        if self.cpu_offload and name not in ("fsdp", "fsdp2"):
-            raise ConfigError(f"--cpu-offload works with --strategy fsdp or fsdp2, not {name}, which shards nothing")
+        if self.cpu_offload and name in ("single", "ddp"):
+            raise ConfigError(
+                f"--cpu-offload works with --strategy fsdp, fsdp2 or zero, not {name}, which shards nothing"
+            )
+        if self.nvme_offload is not None and name != "zero3":
+            raise ConfigError(f"--nvme-offload works with --strategy zero3, not {name}")
+        if self.nvme_offload is not None and self.cpu_offload:
+            raise ConfigError("--nvme-offload and --cpu-offload ask for two places at once; give one of them")
+        if self.deepspeed_config is not None and not name.startswith("zero"):
+            raise ConfigError(f"--deepspeed-config works with --strategy zero1, zero2 or zero3, not {name}")
         return name
 
 
@@ -128,7 +138,7 @@ class FolderConfig:
     """Which run this is, and where it lives."""
 
     name: str | None = setting(None, "name of the run; the same name again resumes it (default: script and time)")
-    storage: str = setting("runs", "folder that holds the run folders")
+    storage: str = setting("runs", "folder that holds the run folders, or s3://bucket/folder")
     seed: int = setting(0, "seed of weights, data order and augmentation")
 
     def __post_init__(self) -> None:

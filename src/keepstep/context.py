@@ -58,6 +58,7 @@ class Context:
     config: Config
     job: Job | None
     rank: int
+    local_rank: int
     world_size: int
     device: torch.device
     strategy: Strategy
@@ -90,6 +91,7 @@ class Context:
             config=config,
             job=job,
             rank=rank,
+            local_rank=local_rank,
             world_size=world_size,
             device=device,
             strategy=strategy,

@@ -39,6 +39,12 @@ class RunFolderError(KeepstepError):
     title = "run folder"
 
 
+class StorageError(KeepstepError):
+    """An object store that does not do what it is asked, after every reasonable try."""
+
+    title = "storage"
+
+
 class RunFailed(KeepstepError):
     """The workers failed and the failure budget is spent; raised by `keepstep.launch`."""
 

@@ -1,7 +1,11 @@
-"""The run folder: where a run keeps its settings, metrics, events, logs, checkpoints and result."""
+"""The run folder: where a run keeps its settings, metrics, events, logs, checkpoints and result.
+
+A run whose storage is an object store has its folder in a cache on this machine, and a mirror in the store.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,15 +13,22 @@ import socket
 import time
 import weakref
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from keepstep.checkpoint.store import write_durably
-from keepstep.errors import RunFolderError
+from keepstep.checkpoint.store import FetchingStore, Store, write_durably
+from keepstep.errors import RunFolderError, StorageError
 from keepstep.standard_json import to_json
+from keepstep.storage import Storage
+
+if TYPE_CHECKING:
+    from keepstep.checkpoint.mirror import Mirror
+    from keepstep.holder import Holder
 
 _HOLD_WITHIN_S = 0.5
 """How long to try for the lock: somebody who only looks (`is_held`) has it for a moment, too."""
+_HURRY_S = 5.0
 
 
 class RunFolder:
@@ -25,7 +36,8 @@ class RunFolder:
 
     def __init__(self, storage: str | Path, name: str) -> None:
         self.name = name
-        self.path = Path(storage).expanduser() / name
+        self._storage = Storage.parse(storage)
+        self.path = self._storage.folder / name
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.logs = self.path / "logs"
@@ -33,7 +45,52 @@ class RunFolder:
         self.artifacts = self.path / "artifacts"
         self._config = self.path / "config.json"
         self._result = self.path / "result.json"
+        self._mark = self.path / ".holder"
         self._lock: IO[str] | None = None
+        self._holder: Holder | None = None
+
+    @property
+    def where(self) -> str:
+        """What to call its place to the user."""
+        return f"{self._storage.url}/{self.name}" if self._storage.url else str(self.path)
+
+    @cached_property
+    def mirror(self) -> Mirror | None:
+        """The run in the object store; None where the storage is a folder."""
+        if self._storage.url is None:
+            return None
+        from keepstep.checkpoint.mirror import Mirror
+        from keepstep.checkpoint.remote import Remote
+
+        return Mirror(Remote.open(self.where), self.path, self._mark)
+
+    def fetch(self) -> None:
+        """Brings the small files up to date, where the object store's are ahead of them."""
+        if self.mirror is not None and not self.finished:
+            self.mirror.fetch_files(Store(self.checkpoints, keep=1).steps())
+
+    def push(self) -> None:
+        """Uploads the small files to the object store, if there is one, and if the run is still this one's there."""
+        if self.mirror is not None and self.mirror.successor() is None:
+            self.mirror.push_files()
+
+    def push_after_failure(self) -> None:
+        """The same, as far as it goes: the failure, which may be the object store's, is what the user must hear of."""
+        if self.mirror is not None:
+            self.mirror.remote = self.mirror.remote.hurried(_HURRY_S)
+            with contextlib.suppress(StorageError):
+                self.push()
+
+    def push_end(self) -> None:
+        """Uploads them where the run has finished here, but its end did not get there."""
+        if self.mirror is not None and not self.mirror.has_finished():
+            self.mirror.push_files()
+
+    def store_to_read(self) -> Store:
+        """The checkpoints, for commands that only look: those of the object store are fetched when they are needed."""
+        if self.mirror is None:
+            return Store(self.checkpoints, keep=1)
+        return FetchingStore(self.checkpoints, 1, self.mirror)
 
     def create(self) -> None:
         """Makes the folder, and makes sure that it can be written."""
@@ -62,14 +119,42 @@ class RunFolder:
         lock.flush()
         self._lock = lock
         _held.add(self)
+        if self.mirror is not None:
+            self._hold_in_store(self.mirror)
+
+    def _hold_in_store(self, mirror: Mirror) -> None:
+        from keepstep.holder import Holder
+
+        try:
+            holder = Holder(mirror.remote, self.name, self._mark)
+            holder.take()
+            self._holder = holder
+        except BaseException:
+            self.unlock()
+            raise
+
+    def forget_hold(self) -> None:
+        """Another machine holds the run: what an earlier process left here must not be taken for its mark."""
+        if self.mirror is not None:
+            self._mark.unlink(missing_ok=True)
 
     def release(self) -> None:
+        if self._holder is not None:
+            self._holder.release()
+            self._holder = None
+        self.unlock()
+
+    def unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def is_held(self) -> bool:
         """Whether some process runs it now."""
+        if self.mirror is not None:
+            from keepstep.holder import is_alive
+
+            return is_alive(self.mirror.remote)
         try:
             with (self.path / ".lock").open() as lock:
                 # Shared: two that look do not take each other for the run.
@@ -176,7 +261,7 @@ _held: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 def _let_go_in_child() -> None:
     """A forked DataLoader worker outlives, for seconds, a run that is killed: the lock must not live on in it."""
     for folder in list(_held):
-        folder.release()  # closes the child's end; the parent's still holds
+        folder.unlock()  # closes the child's end; the parent's still holds
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)

@@ -36,6 +36,7 @@ def prepare(
         state.models[name] = context.strategy.prepare(module)
     for optimizer in optimizers:
         optimizer.reconnect(state.models)
+    context.strategy.join({name: state.models[name] for name in fresh}, optimizers)
     return tuple(_prepared(thing, context, state, before_evaluation) for thing in objects)
 
 

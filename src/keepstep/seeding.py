@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from keepstep.errors import CheckpointError
+
 _MASK = (1 << 64) - 1
+_TWISTER_WORDS = 624
 Words = npt.NDArray[np.uint64]
 
 
@@ -78,10 +82,23 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Puts back what `capture_rng` took."""
+    """Puts back what `capture_rng` took; raises if it did not come from there."""
+    try:
+        _restore_rng(state)
+    except Exception as error:  # whatever three libraries make of a state that is not theirs
+        raise CheckpointError(f"the saved random number generators cannot be put back: {error!r}") from None
+
+
+def _restore_rng(state: dict[str, Any]) -> None:
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     keys = numpy["keys"].numpy().astype(np.uint32)
+    # NumPy does not look at all, and torch not closely: they would read whatever lies behind their words in memory.
+    if len(keys) != _TWISTER_WORDS or not 0 <= numpy["position"] <= _TWISTER_WORDS:
+        raise ValueError(f"NumPy's position is {numpy['position']} of {len(keys)} words")
+    left, _, position = struct.unpack_from("=iiQ", state["torch"].numpy().tobytes(), 8)
+    if position + left > _TWISTER_WORDS + 1:
+        raise ValueError(f"torch's position is {position}, with {left} words left")
     np.random.set_state((numpy["algorithm"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():

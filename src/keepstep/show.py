@@ -11,18 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keepstep.checkpoint.store import Store
 from keepstep.config import check_run_name
 from keepstep.errors import RunFolderError
 from keepstep.folder import RunFolder
 from keepstep.observe.console import format_metrics
 from keepstep.observe.ledger import LINES, Ledger
+from keepstep.storage import Storage
 
 
-def existing_run(storage: Path, name: str) -> RunFolder:
+def existing_run(storage: str | Path, name: str) -> RunFolder:
     """The folder of a run; a wrong name is answered with the right ones."""
     check_run_name(name)
     folder = RunFolder(storage, name)
+    folder.fetch()
     if not folder.path.is_dir():
         known = ", ".join(run.name for run in _all_runs(storage)[:8]) or "none"
         raise RunFolderError(f"there is no run {name!r} in {storage}; there are: {known} (another folder: --storage)")
@@ -37,7 +38,7 @@ def status_of(folder: RunFolder) -> str:
     return status
 
 
-def print_runs(storage: Path) -> int:
+def print_runs(storage: str | Path) -> int:
     runs = _all_runs(storage)
     if not runs:
         print(f"no runs in {storage}; keepstep run SCRIPT makes one")
@@ -53,12 +54,12 @@ def print_runs(storage: Path) -> int:
     return 0
 
 
-def print_run(storage: Path, name: str) -> int:
+def print_run(storage: str | Path, name: str) -> int:
     folder = existing_run(storage, name)
     config, events, result = folder.read_config(), folder.read_events(), folder.read_result()
     settings = config.get("settings", {})
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    console.print(Text.assemble((name, "bold"), f"  {status_of(folder)}, in {folder.path}"))
+    console.print(Text.assemble((name, "bold"), f"  {status_of(folder)}, in {folder.where}"))
     if config:
         console.print(f"script     {config['script']} {' '.join(config['arguments'])}")
         kept = ("workers", "strategy", "precision", "device", "seed", "checkpoint_every", "keep", "keep_best")
@@ -67,7 +68,7 @@ def print_run(storage: Path, name: str) -> int:
     metrics = _latest(folder)
     console.print(f"step       {result.get('step', metrics.get('step', 0))}")
     console.print(f"metrics    {format_metrics(metrics) or 'none yet'}")
-    steps = Store(folder.checkpoints, keep=1).steps()
+    steps = folder.store_to_read().steps()
     console.print(f"checkpoints  {', '.join(map(str, steps)) or 'none'}")
     for event in events:
         _print_event(console, event)
@@ -112,10 +113,14 @@ def _latest(folder: RunFolder) -> dict[str, Any]:
     return latest
 
 
-def _all_runs(storage: Path) -> list[RunFolder]:
-    if not storage.is_dir():
+def _all_runs(storage: str | Path) -> list[RunFolder]:
+    place = Storage.parse(storage)
+    for name in place.names():
+        RunFolder(storage, name).fetch()
+    if not place.folder.is_dir():
         return []
-    paths = [path for path in storage.iterdir() if (path / "events.jsonl").exists() or (path / "config.json").exists()]
+    entries = place.folder.iterdir()
+    paths = [path for path in entries if (path / "events.jsonl").exists() or (path / "config.json").exists()]
     return [RunFolder(storage, path.name) for path in sorted(paths, key=_changed, reverse=True)]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,8 @@ from keepstep.checkpoint.tree import Tensors, put_together, split_path, take_apa
 from keepstep.collective import Collective
 from keepstep.data.loader import Loader
 from keepstep.data.order import Stateful
-from keepstep.errors import CheckpointError, ConfigError
-from keepstep.strategies.base import PreparedModel
+from keepstep.errors import CheckpointError, ConfigError, KeepstepError
+from keepstep.strategies.base import PreparedModel, Scaler
 from keepstep.strategies.optimizer import PreparedOptimizer
 
 
@@ -28,7 +28,7 @@ class TrainingState:
     schedulers: dict[str, Stateful] = field(default_factory=dict)
     loaders: dict[str, Loader] = field(default_factory=dict)
     tracked: dict[str, Stateful] = field(default_factory=dict)
-    scaler: torch.amp.GradScaler | None = None
+    scaler: Scaler | None = None
 
     @staticmethod
     def next_name(kind: str, taken: Mapping[str, Any]) -> str:
@@ -59,6 +59,9 @@ class TrainingState:
 
     def check_fits(self, skeleton: dict[str, Any], where: str) -> None:
         """Raises, before anything is changed, if the checkpoint is of other objects than these."""
+        parts = (*self.models, *self.optimizers, "schedulers", "loaders", "tracked")
+        if strange := [part for part in parts if not isinstance(skeleton.get(part, {}), dict)]:
+            raise CheckpointError(f"{where} holds no names under '{strange[0]}'; it was not written by keepstep")
         for name, model in self.models.items():
             saved, here = set(skeleton.get(name, {})), set(model.state())
             if saved != here:
@@ -69,7 +72,7 @@ class TrainingState:
                     "start this one under another --name"
                 )
         for kind in ("schedulers", "loaders"):
-            saved, here = set(skeleton[kind]), set(getattr(self, kind))
+            saved, here = set(skeleton.get(kind, ())), set(getattr(self, kind))
             if saved != here:
                 raise CheckpointError(
                     f"{where} has {kind} {sorted(saved)}, this script prepares {sorted(here)}; it is of another script"
@@ -102,31 +105,32 @@ class TrainingState:
             else:
                 device = live[key].device if key in live else None
                 targets[key] = torch.empty(shape, dtype=dtype, device=device)
+        if lost := sorted(in_place - set(targets)):  # the model would silently keep what it was made with
+            raise CheckpointError(f"{where} does not say where it holds '{lost[0]}'; it was not written by keepstep")
         return targets
 
     @staticmethod
-    def _optimizer_target(
-        optimizer: PreparedOptimizer, key: str, shape: torch.Size, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _optimizer_target(optimizer: PreparedOptimizer, key: str, shape: torch.Size, dtype: torch.dtype) -> Any:
         parts = split_path(key)
         if len(parts) == 5 and parts[1] == "state":  # optimizer/state/<model>/<parameter>/<what>
-            return optimizer.target(parts[2], parts[3], shape, dtype)
+            with contextlib.suppress(KeyError):  # of a parameter that is not here: the optimizer says so when it loads
+                return optimizer.target(parts[2], parts[3], parts[4], shape, dtype)
         return torch.empty(shape, dtype=dtype)
 
     def apply(self, state: dict[str, Any]) -> None:
         for name, model in self.models.items():
-            model.load_state(state[name])
+            _hand_over(name, model.load_state, state[name])
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state[name])
+            _hand_over(name, optimizer.load_state_dict, state[name])
         for name, scheduler in self.schedulers.items():
-            scheduler.load_state_dict(state["schedulers"][name])
+            _hand_over(name, scheduler.load_state_dict, state["schedulers"][name])
         for name, loader in self.loaders.items():
-            loader.load_state_dict(state["loaders"][name])
+            _hand_over(name, loader.load_state_dict, state["loaders"][name])
         for name, value in self.tracked.items():
-            if name in state["tracked"]:
-                value.load_state_dict(state["tracked"][name])
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
+            if name in state.get("tracked", ()):
+                _hand_over(name, value.load_state_dict, state["tracked"][name])
+        if self.scaler is not None and state.get("scaler") is not None:
+            _hand_over("scaler", self.scaler.load_state_dict, state["scaler"])
 
 
 @dataclass(frozen=True)
@@ -140,21 +144,42 @@ class Loaded:
     world_size: int
 
 
-def newest_good(store: Store, collective: Collective, rank: int, world_size: int) -> tuple[int | None, list[str]]:
-    """The newest checkpoint that is whole, the same on every worker, and why newer ones were passed over."""
+def newest_good(
+    store: Store, collective: Collective, rank: int, world_size: int, fetches: bool = True
+) -> tuple[int | None, list[str]]:
+    """The newest checkpoint that is whole, the same on every worker, and why newer ones were passed over.
+
+    `fetches`: whether this worker is the one that fetches for its machine what lies in an object store.
+    """
     passed_over: list[str] = []
-    for step in collective.from_rank0(list(newest_first(store))):
-        problem = _problem(store, step, rank, world_size)
-        problems = [found for found in collective.objects(problem) if found]
+    for step in collective.from_rank0(list(newest_first(store)) if rank == 0 else []):
+        problems = []
+        if store.mirror is not None:
+            problem = _fetch_problem(store, step) if fetches else None
+            problems = [found for found in collective.objects(problem) if found]
+        if not problems:
+            problem = _problem(store, step, rank, world_size)
+            problems = [found for found in collective.objects(problem) if found]
         if not problems:
             return step, passed_over
         passed_over.append(problems[0])
     return None, passed_over
 
 
+def _fetch_problem(store: Store, step: int) -> str | None:
+    try:
+        store.fetch(step)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
 def _problem(store: Store, step: int, rank: int, world_size: int) -> str | None:
+    from keepstep.checkpoint.contents import check_contents
+
     try:
         store.check(step, rank, world_size)
+        check_contents(store, step, rank)
     except (CheckpointError, OSError) as error:
         return str(error)
     return None
@@ -162,25 +187,33 @@ def _problem(store: Store, step: int, rank: int, world_size: int) -> str | None:
 
 def load(store: Store, step: int, training: TrainingState, rank: int) -> Loaded:
     """Reads a checkpoint into the training state; every worker for itself."""
-    from keepstep.checkpoint.dcp import Reader
-    from keepstep.checkpoint.saver import STATE
+    from keepstep.checkpoint.contents import read_contents
 
     where = f"the checkpoint {store.path(step).name}"
-    manifest = store.read_manifest(step)
-    reader = Reader(store.path(step))
-    skeleton = json.loads((store.path(step) / STATE).read_text())
+    contents = read_contents(store, step)
+    reader, skeleton = contents.reader, contents.skeleton
     training.check_fits(skeleton, where)
     targets = training.targets(skeleton, reader, where)
-    own_json = reader.rank_state(rank)
-    own = json.loads(own_json) if own_json is not None else None
-    for key in tensor_keys(own):
+    own = reader.rank_state(rank)
+    for key in set(tensor_keys(own)) - set(targets):
         shape, dtype = reader.shape_and_dtype(key)
         targets[key] = torch.empty(shape, dtype=dtype)
     reader.load(targets)
     state = {key: put_together(part, targets) for key, part in skeleton.items()}
     training.apply(state)
-    return Loaded(step, state, put_together(own, targets) if own is not None else None, manifest.world_size)
+    return Loaded(step, state, put_together(own, targets) if own is not None else None, contents.manifest.world_size)
+
+
+def _hand_over(name: str, take: Callable[[Any], Any], part: Any) -> None:
+    try:
+        take(part)
+    except KeepstepError:
+        raise
+    except Exception as error:  # whatever an object makes of a state that is not its own
+        raise CheckpointError(f"{name} does not take the state that was saved for it: {error!r}") from error
 
 
 def _first(names: list[str]) -> str:
-    return f" (as {names[0]})" if names else ""
+    if not names:
+        return ""
+    return f" (as {names[0] if names[0].isprintable() else ascii(names[0])})"

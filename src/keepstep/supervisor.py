@@ -47,8 +47,12 @@ def supervise(settings: dict[str, Any], target: Target) -> Result:
     folder.create()
     if config.launch.node_rank == 0:
         folder.hold()
+    else:
+        folder.forget_hold()
     try:
+        folder.fetch()
         if folder.finished:
+            folder.push_end()
             return _already_finished(folder)
         return Supervisor(settings, config, target, folder).run()
     finally:
@@ -60,7 +64,7 @@ def _default_name(config: Config, target: Target) -> str:
         raise ConfigError("--nodes needs --name: every node must call the run by the same one")
     stem = target.what if target.is_script else target.what.partition(":")[2]
     name = stamped(script_name(stem), time.time())
-    taken = (Path(config.folder.storage).expanduser() / name).exists()  # by a run of this same second
+    taken = RunFolder(config.folder.storage, name).path.exists()  # by a run of this same second
     return f"{name}-{os.getpid()}" if taken else name
 
 
@@ -79,7 +83,6 @@ class Supervisor:
     def __init__(self, settings: dict[str, Any], config: Config, target: Target, folder: RunFolder) -> None:
         self._config, self._target, self._folder = config, target, folder
         self._in_process = config.launch.resolved_engine == "inprocess"
-        self._leads = config.launch.node_rank == 0
         self._display = Display()
         self._ledger = Ledger()
         self._history: list[list[WorkerFailure]] = []
@@ -89,6 +92,16 @@ class Supervisor:
         self._job = Job(settings, folder.name, str(self._hearts), self._in_process)
         self._stopping = False
         self._tail = Tail(folder, mute_after=FAILURE_MARK)
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this machine writes what is written once a run."""
+        is_first = self._config.launch.node_rank == 0
+        if self._folder.mirror is None:
+            return is_first
+        # No folder is shared: only the machine of rank 0, which may be any, has the metrics and events.
+        pulses = self._pulses()
+        return 0 in pulses if pulses else is_first
 
     def run(self) -> Result:
         signals = None if self._in_process else StopSignals(self._ask_to_stop)
@@ -199,9 +212,9 @@ class Supervisor:
         if kind == "training":
             self._display.expect(event["total_steps"])
         elif kind == "started":
-            self._display.say(f"keepstep: run '{name}' in {self._folder.path}")
+            self._display.say(f"keepstep: run '{name}' in {self._folder.where}")
         elif kind == "resumed":
-            self._display.say(f"keepstep: run '{name}' goes on from step {event['step']}, in {self._folder.path}")
+            self._display.say(f"keepstep: run '{name}' goes on from step {event['step']}, in {self._folder.where}")
         elif kind == "checkpoint_passed_over":
             self._display.say(f"keepstep: passed over a bad checkpoint: {event['problem']}", style="yellow")
         elif kind == "stopped":
@@ -219,7 +232,8 @@ class Supervisor:
         for event in self._new_events():
             if event["event"] in ("finished", "stopped", "checkpoint", "resumed"):
                 last.update(event)
-        step, metrics = int(last.get("step", 0)), last.get("metrics", {})
+        unknown = 0 if self._leads else max((pulse.step for pulse in self._pulses().values()), default=0)
+        step, metrics = int(last.get("step", unknown)), last.get("metrics", {})
         if self._leads:
             self._folder.event("ended", outcome=outcome.value, step=step, seconds=self._ledger.seconds)
             self._folder.write_result(
@@ -232,6 +246,10 @@ class Supervisor:
                     "seconds": self._ledger.seconds,
                 }
             )
+            if outcome is Outcome.FAILED:
+                self._folder.push_after_failure()
+            else:
+                self._folder.push()
         if outcome is Outcome.FINISHED and not self._in_process:
             self._display.say(f"keepstep: finished at step {step}  {format_metrics(metrics)}", style="green")
         failures = self._history[-1] if outcome is Outcome.FAILED else []

@@ -43,6 +43,8 @@ def test_the_list_of_commands_and_flags() -> None:
             "--compile",
             "--activation-checkpointing",
             "--cpu-offload",
+            "--nvme-offload",
+            "--deepspeed-config",
             "--device",
             "--deterministic",
             "--checkpoint-every",
@@ -55,10 +57,20 @@ def test_the_list_of_commands_and_flags() -> None:
         ],
         "runs": ["--storage"],
         "show": ["--storage"],
+        "checkpoints": ["--storage", "--verify"],
         "doctor": [],
         "demo": ["--storage"],
         "new": [],
-        "export": ["--storage", "--checkpoint", "--format", "--model", "--output"],
+        "export": [
+            "--storage",
+            "--checkpoint",
+            "--format",
+            "--model",
+            "--dtype",
+            "--strip-prefix",
+            "--shard-size",
+            "--output",
+        ],
     }
 
 
@@ -203,18 +215,23 @@ def test_commands_get_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("keepstep.show.print_runs", note("runs"))
     monkeypatch.setattr("keepstep.show.print_run", note("show"))
+    monkeypatch.setattr("keepstep.checkpoints.print_checkpoints", note("checkpoints"))
     monkeypatch.setattr("keepstep.doctor.print_report", note("doctor"))
     monkeypatch.setattr("keepstep.demo.demo", note("demo"))
     monkeypatch.setattr("keepstep.recipes.copy_recipe", note("new"))
     assert cli.main(["runs", "--storage", "s"]) == 0
     cli.main(["show", "vit"])
+    cli.main(["checkpoints", "vit"])
+    cli.main(["checkpoints", "vit", "--verify"])
     cli.main(["doctor"])
     cli.main(["demo"])
     cli.main(["new", "gpt"])
     cli.main(["new", "gpt", "mine"])
     assert calls == [
-        ("runs", Path("s")),
-        ("show", Path("runs"), "vit"),
+        ("runs", "s"),
+        ("show", "runs", "vit"),
+        ("checkpoints", "runs", "vit", False),
+        ("checkpoints", "runs", "vit", True),
         ("doctor",),
         ("demo", Path("runs")),
         ("new", "gpt", Path("gpt")),

@@ -169,7 +169,7 @@ def test_single_refuses_several_workers() -> None:
 
 @pytest.mark.parametrize(("strategy", "world_size"), [("auto", 1), ("auto", 2), ("ddp", 2), ("single", 1)])
 def test_cpu_offload_is_refused_where_nothing_is_sharded(strategy: str, world_size: int) -> None:
-    with pytest.raises(ConfigError, match="--cpu-offload works with --strategy fsdp or fsdp2, not"):
+    with pytest.raises(ConfigError, match="--cpu-offload works with --strategy fsdp, fsdp2 or zero, not"):
         StrategyConfig(strategy=strategy, cpu_offload=True).resolved_strategy(world_size)
 
 

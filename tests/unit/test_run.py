@@ -116,6 +116,25 @@ def test_a_killed_run_goes_on_bit_for_bit(start: Start, tmp_path: Path, every: s
         assert torch.equal(second.model.state_dict()[name], value)
 
 
+def test_a_run_in_an_object_store_goes_on_where_nothing_is_in_the_cache(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fsspec")
+    address = f"memory://bucket{tmp_path}"
+    whole = Training(start(storage=str(tmp_path / "whole"))).epochs(2)
+    monkeypatch.setenv("KEEPSTEP_CACHE", str(tmp_path / "a"))
+    first = Training(start(storage=address, checkpoint_every="3")).epochs(2, stop_at=5)
+    monkeypatch.setenv("KEEPSTEP_CACHE", str(tmp_path / "b"))
+    second = Training(start(storage=address, checkpoint_every="3")).epochs(2)
+    assert first.losses[:3] + second.losses == whole.losses
+    current.end()
+    assert [line["step"] for line in RunFolder(address, "test").read_metrics()] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+    monkeypatch.setenv("KEEPSTEP_CACHE", str(tmp_path / "c"))
+    with pytest.raises(SystemExit):
+        start(storage=address)
+    assert "run 'test' finished at step 8" in capsys.readouterr().out
+
+
 def test_a_run_saved_between_epochs_trains_the_next_one(start: Start, tmp_path: Path) -> None:
     whole = Training(start(storage=str(tmp_path / "whole"))).epochs(2)
     Training(start(keep_best="epoch_number:max", checkpoint_every="1000")).epochs(2, stop_at=BATCHES)

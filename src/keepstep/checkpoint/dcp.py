@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
@@ -31,31 +32,44 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.futures import Future
 
-from keepstep.checkpoint.files import DTYPES, dtype_name, write_safetensors
+from keepstep.checkpoint.files import dtype_name, write_safetensors
+from keepstep.checkpoint.index import Piece, bytes_by_file, parse_index
 from keepstep.checkpoint.store import FileRecord
 from keepstep.checkpoint.tree import Tensors
+from keepstep.checkpoint.untrusted import read_json, shown, size_of
 from keepstep.errors import CheckpointError
+from keepstep.fragment import Fragment
 
 INDEX = "tensors.json"
+_SPREAD = ("model", "optimizer")
+"""What tensors' paths begin with that every worker holds the same of, by contract."""
 
 
 class Snapshot:
     """This worker's part of the state, copied to host memory: training may go on while it is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank, self._world_size = rank, world_size
         self._buffers: dict[MetadataIndex, torch.Tensor] = {}
         self.plan = SavePlan([])
 
-    def take(self, tensors: Tensors, is_coordinator: bool) -> None:
-        """Copies the tensors; the host memory is kept for the next time."""
-        self.plan = create_default_local_save_plan(tensors, is_coordinator)
+    def take(self, tensors: Tensors) -> None:
+        """Copies what this worker is to write; the host memory is kept for the next time."""
+        tensors = _own_share(tensors, self._rank, self._world_size)
+        self.plan = create_default_local_save_plan(tensors, is_coordinator=self._rank == 0)
         uses_gpu = False
         for item in self.plan.items:
-            source = find_state_dict_object(tensors, item.index).detach()
+            source = _part(tensors, item.index).detach()
             uses_gpu = uses_gpu or source.is_cuda
             self._buffer(item.index, source).copy_(source, non_blocking=True)
         if uses_gpu:
             torch.cuda.synchronize()
+
+    def allocate(self, tensors: Tensors) -> None:
+        """Gets the host memory ahead of the first `take`: page-locked, it takes seconds for a large model."""
+        tensors = _own_share(tensors, self._rank, self._world_size)
+        for item in create_default_local_save_plan(tensors, is_coordinator=self._rank == 0).items:
+            self._buffer(item.index, _part(tensors, item.index))
 
     def tensor(self, index: MetadataIndex) -> torch.Tensor:
         return self._buffers[index]
@@ -67,6 +81,48 @@ class Snapshot:
             buffer = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
             self._buffers[index] = buffer
         return buffer
+
+
+def _own_share(tensors: Tensors, rank: int, world_size: int) -> Tensors:
+    """What one worker writes: its shards, its own state, and an equal part, by size, of weights that all hold whole.
+
+    DCP would let every worker copy all of them before one is chosen to write each. Tracked objects it may: theirs
+    are few, and workers need not agree on what there is.
+    """
+    share: Tensors = {}
+    load = [0] * world_size
+    held_by_all = [key for key, value in tensors.items() if type(value) is torch.Tensor and key.startswith(_SPREAD)]
+    # Largest first, to whom has least so far: the same on every worker, since all know the same sizes.
+    for key in sorted(held_by_all, key=lambda key: (-tensors[key].nbytes, key)):
+        owner = load.index(min(load))
+        load[owner] += tensors[key].nbytes
+        if owner == rank:
+            share[key] = tensors[key]
+    common = set(held_by_all)
+    return share | {key: value for key, value in tensors.items() if key not in common}
+
+
+def _part(tensors: Tensors, index: MetadataIndex) -> torch.Tensor:
+    """A tensor, or one of the parts that this worker has of it."""
+    whole = tensors[index.fqn]
+    found = whole.__get_tensor_shard__(index) if isinstance(whole, Fragment) else find_state_dict_object(tensors, index)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Loads into fragments, too."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        # The inherited one looks for tensors that have no memory yet, and drops what it does not know.
+        self.original_state_dict = self.state_dict = state_dict
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return _part(self.state_dict, index)
 
 
 class _SnapshotPlanner(DefaultSavePlanner):
@@ -116,7 +172,7 @@ class _Writer(StorageWriter):
             name = _piece_name(item.index)
             while name in tensors:  # `w@2` is the piece of w at 2, and may be a tensor's own name
                 name += "@"
-            tensors[name] = planner.resolve_data(item)  # type: ignore[assignment]
+            tensors[name] = planner.resolve_data(item)
             pieces.append(WriteResult(item.index, tensors[name].nbytes, _Place(file, name)))
         written = write_safetensors(self._folder / file, tensors, {"state": self._rank_state})
         future: Future[list[WriteResult]] = Future()
@@ -190,72 +246,106 @@ def _index(metadata: Metadata, places: dict[MetadataIndex, _Place]) -> dict[str,
 
 
 class Reader:
-    """Reads a checkpoint's tensors, whole or in part; every worker for itself."""
+    """Reads a checkpoint's tensors, whole or in part; every worker for itself. The checkpoint may be anybody's."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, sizes: Mapping[str, int] | None = None) -> None:
+        """`sizes`: the bytes of the files that the manifest vouches for; without it, of those that are there."""
+        self._folder, self._sizes = folder, sizes
+        raw = read_json(folder / INDEX, sizes.get(INDEX, -1) if sizes is not None else None)
         try:
-            self._index: dict[str, Any] = json.loads((folder / INDEX).read_text())
-            self._metadata = self._parse()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{folder.name}/{INDEX} cannot be read: {error!r}") from None
+            self._tensors = parse_index(raw)
+            self._check_backed()
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder.name}/{INDEX} cannot be read: {error}") from None
+        self._metadata = self._for_dcp()
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._tensors)
 
     def shape_and_dtype(self, key: str) -> tuple[torch.Size, torch.dtype]:
-        if key not in self._metadata.state_dict_metadata:
-            raise CheckpointError(f"{self._folder.name} refers to a tensor '{key}' that it does not hold")
-        tensor = self._metadata.state_dict_metadata[key]
-        assert isinstance(tensor, TensorStorageMetadata)
-        return tensor.size, tensor.properties.dtype
+        if key not in self._tensors:
+            raise CheckpointError(f"{self._folder.name} refers to a tensor {shown(key)} that it does not hold")
+        tensor = self._tensors[key]
+        return torch.Size(tensor.shape), tensor.dtype
 
     def load(self, targets: Tensors) -> None:
         """Fills the tensors, in place; a sharded one with this worker's part."""
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        for key, target in targets.items():
+            shape, _ = self.shape_and_dtype(key)
+            if target.shape != shape:
+                found, wanted = tuple(shape), tuple(target.shape)
+                raise CheckpointError(f"{self._folder.name} has '{key}' with shape {found}; {wanted} was expected")
+        planner = _LoadPlanner()
         planner.set_up_planner(dict(targets), self._metadata, is_coordinator=True)
         self._read(planner.create_local_plan(), planner)
 
-    def rank_state(self, rank: int) -> str | None:
-        """The JSON that one worker stored for itself, or None if there was no such worker."""
-        path = self._folder / rank_file(rank)
-        if not path.exists():
+    def rank_state(self, rank: int) -> Any:
+        """What one worker stored for itself, taken apart; None if there was no such worker."""
+        file = rank_file(rank)
+        if not self._has(file):
             return None
-        with safe_open(path, framework="pt") as file:
-            state: str = file.metadata()["state"]
-            return state
+        with self._open(file) as opened:
+            text = (opened.metadata() or {}).get("state")
+        try:
+            return json.loads(text or "")
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self._folder.name}/{file} has no state of its worker: {shown(error)}") from None
 
-    def _parse(self) -> Metadata:
+    def _has(self, file: str) -> bool:
+        return file in self._sizes if self._sizes is not None else (self._folder / file).exists()
+
+    def _check_backed(self) -> None:
+        """Raises unless the files are there and as large as what they are said to hold: memory is made by the index."""
+        for file, held in bytes_by_file(self._tensors).items():
+            if self._sizes is not None and file not in self._sizes:
+                raise CheckpointError(f"it refers to {file}, which the manifest does not know")
+            size = size_of(self._folder / file)
+            if held > size:
+                raise CheckpointError(f"it says that {file} holds {held} bytes of tensors; the file has {size}")
+
+    def _for_dcp(self) -> Metadata:
         tensors: dict[str, Any] = {}
-        places: dict[MetadataIndex, tuple[str, str, torch.Size]] = {}
-        for key, entry in self._index.items():
-            chunks = []
-            for chunk in entry["chunks"]:
-                offsets, sizes = torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"])
-                if Path(chunk["file"]).name != chunk["file"]:
-                    raise CheckpointError(f"{INDEX} names a file outside the checkpoint: {chunk['file']!r}")
-                chunks.append(ChunkStorageMetadata(offsets, sizes))
-                places[MetadataIndex(key, offsets)] = (chunk["file"], chunk["name"], sizes)
-            properties = TensorProperties(dtype=DTYPES[entry["dtype"]])
-            tensors[key] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), chunks)
+        places: dict[MetadataIndex, Piece] = {}
+        for key, entry in self._tensors.items():
+            chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in entry.pieces]
+            places.update({MetadataIndex(key, torch.Size(piece.offsets)): piece for piece in entry.pieces})
+            tensors[key] = TensorStorageMetadata(TensorProperties(dtype=entry.dtype), torch.Size(entry.shape), chunks)
         return Metadata(tensors, storage_data=places)
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        by_file: dict[str, list[tuple[ReadItem, str, torch.Size]]] = defaultdict(list)
+        by_file: dict[str, list[tuple[ReadItem, Piece]]] = defaultdict(list)
         for item in plan.items:
-            file, name, sizes = self._metadata.storage_data[replace(item.storage_index, index=None)]
-            by_file[file].append((item, name, sizes))
+            piece: Piece = self._metadata.storage_data[replace(item.storage_index, index=None)]
+            by_file[piece.file].append((item, piece))
         for file, wanted in by_file.items():
-            with safe_open(self._folder / file, framework="pt") as opened:
-                for item, name, sizes in wanted:
+            with self._open(file) as opened:
+                for item, piece in wanted:
                     target = planner.resolve_tensor(item).detach()
-                    target.copy_(_piece(opened, name, sizes, item))
+                    target.copy_(_values(opened, piece, self._tensors[item.storage_index.fqn].dtype, item))
                     planner.commit_tensor(item, target)
 
+    @contextmanager
+    def _open(self, file: str) -> Iterator[Any]:
+        path = self._folder / file
+        size_of(path)  # raises at what is not a regular file: to open a pipe is to wait
+        try:
+            with safe_open(path, framework="pt") as opened:
+                yield opened
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{self._folder.name}/{file} cannot be read: {shown(str(error))}") from None
 
-def _piece(opened: Any, name: str, sizes: torch.Size, item: ReadItem) -> torch.Tensor:
-    view = opened.get_slice(name)
-    if torch.Size(view.get_shape()) != sizes:
-        raise CheckpointError(f"tensor '{name}' has shape {view.get_shape()}; {list(sizes)} was expected")
-    if not sizes:
-        whole: torch.Tensor = opened.get_tensor(name)
+
+def _values(opened: Any, piece: Piece, dtype: torch.dtype, item: ReadItem) -> torch.Tensor:
+    view = opened.get_slice(piece.name)
+    if tuple(view.get_shape()) != piece.sizes:
+        found = f"tensor {shown(piece.name)} has shape {view.get_shape()}"
+        raise CheckpointError(f"{found}; {list(piece.sizes)} was expected")
+    if view.get_dtype() != dtype_name(dtype):
+        found = f"tensor {shown(piece.name)} has type {view.get_dtype()}"
+        raise CheckpointError(f"{found}; {dtype_name(dtype)} was expected")
+    if not piece.sizes:
+        whole: torch.Tensor = opened.get_tensor(piece.name)
         return whole
     ranges = tuple(slice(o, o + n) for o, n in zip(item.storage_offsets, item.lengths, strict=True))
     part: torch.Tensor = view[ranges]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from keepstep.checkpoint.store import FileRecord, Manifest, Store, record, sync_file, write_durably
 from keepstep.checkpoint.tree import Tensors, take_apart
+from keepstep.checkpoint.untrusted import JSON_LIMIT
 from keepstep.errors import CheckpointError
 
 STATE = "state.json"
@@ -38,19 +39,34 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._snapshot: Any = None
+        self._warming: threading.Thread | None = None
         self._steps = set(store.steps())
         """Steps that are saved or being saved, the same set on every worker."""
 
-    def warm_up(self) -> None:
-        """Imports DCP (half a second) beside the first steps, rather than in the first save."""
+    def warm_up(self, state: dict[str, Any] | None) -> None:
+        """Does beside the first steps what the first save would else stop for: importing DCP, which takes half a
+        second, and, with a `state` of the kind that will be saved, getting the memory to copy it to."""
+        tensors: Tensors = {}
+        for key, part in (state or {}).items():
+            take_apart(part, key, tensors)
         # Not a daemon: one that is torn away in the middle of an import, at exit, aborts the process.
-        threading.Thread(target=_import_dcp, name="keepstep-import").start()
+        self._warming = threading.Thread(target=self._warm_up, args=(tensors,), name="keepstep-warm-up")
+        self._warming.start()
+
+    def _warm_up(self, tensors: Tensors) -> None:
+        from keepstep.checkpoint.dcp import Snapshot
+
+        workers = dist.get_world_size(self._group) if self._group is not None else 1
+        snapshot = Snapshot(self._rank, workers)
+        snapshot.allocate(tensors)
+        self._snapshot = snapshot
 
     def has(self, step: int) -> bool:
         return step in self._steps
 
     def forget_after(self, step: int) -> None:
-        self._steps = {saved for saved in self._steps if saved <= step}
+        """The run goes on from `step`, which is saved: on every machine, also where it was fetched to."""
+        self._steps = {saved for saved in self._steps if saved < step} | {step}
 
     def save(
         self,
@@ -65,13 +81,20 @@ class Saver:
         `state` is the same run-wide state on every worker, or its own shard of it; `rank_state` is this worker's own.
         """
         self.wait()
-        from keepstep.checkpoint.dcp import Snapshot
-
         tensors: Tensors = {}
         state_json = json.dumps({key: take_apart(part, key, tensors) for key, part in state.items()})
         rank_json = json.dumps(take_apart(rank_state, f"rank_{self._rank}", tensors))
-        self._snapshot = self._snapshot or Snapshot()
-        self._snapshot.take(tensors, self._rank == 0)
+        if len(state_json) > JSON_LIMIT:  # refused when it is saved, not when it is needed
+            raise CheckpointError(
+                f"the state has {len(state_json)} bytes of values that are no tensors; at most {JSON_LIMIT} can be "
+                "read back: let state_dict() return large values as tensors"
+            )
+        if self._warming is not None:
+            self._warming.join()
+            self._warming = None
+        if self._snapshot is None:
+            self._warm_up({})
+        self._snapshot.take(tensors)
         self._steps.add(manifest.step)
         if wait or not self._in_background:
             self._write(manifest, state_json, rank_json, best)
@@ -117,11 +140,15 @@ class Saver:
             write(folder, self._snapshot, self._rank, rank_json, self._group, commit)
         except (OSError, CheckpointError) as error:
             raise CheckpointError(self._explain(manifest.step, error)) from error
+        if self._store.mirror is not None:
+            from keepstep.checkpoint.upload import upload
+
+            upload(self._store, self._store.mirror, manifest.step, folder, self._rank, self._group)
 
     def _commit(self, folder: Path, manifest: Manifest, state_json: str, files: dict[str, FileRecord]) -> None:
         from keepstep.checkpoint.dcp import INDEX
 
-        for name, expected in files.items():
+        for name, expected in files.items() if self._store.mirror is None else ():
             if not (folder / name).is_file() or (folder / name).stat().st_size != expected.bytes:
                 raise CheckpointError(f"{name} is not in {folder}: --storage must be a folder that all nodes share")
         write_durably(folder / STATE, state_json)
@@ -139,7 +166,3 @@ class Saver:
         elif isinstance(cause, PermissionError) or getattr(cause, "errno", None) == errno.EROFS:
             advice = "; make the folder writable, or give another --storage"
         return f"the checkpoint of step {step} could not be written ({error}); {kept}{advice}"
-
-
-def _import_dcp() -> None:
-    import keepstep.checkpoint.dcp  # noqa: F401

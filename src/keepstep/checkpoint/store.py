@@ -11,16 +11,20 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from keepstep.checkpoint.untrusted import check_manifest, read_json, read_text, shown, size_of
 from keepstep.errors import CheckpointError
 from keepstep.standard_json import standard, to_json
 
+if TYPE_CHECKING:
+    from keepstep.checkpoint.mirror import Mirror
+
 FORMAT = 1
 MANIFEST = "manifest.json"
-_BEST = "best.json"
+BEST = "best.json"
 _TEMPORARY = ".writing-"
 _CHUNK = 1 << 22
 
@@ -56,12 +60,10 @@ class Manifest:
         """Raises if it is of another format, or not what was written: what it says decides how a run goes on."""
         raw = json.loads(text)
         if raw.get("format") != FORMAT:
-            raise CheckpointError(f"its format is {raw.get('format')!r}; this keepstep reads format {FORMAT}")
-        outside = [name for name in raw["files"] if Path(name).name != name]
-        if outside:
-            raise CheckpointError(f"it names a file outside the checkpoint: {outside[0]!r}")
+            raise CheckpointError(f"its format is {shown(raw.get('format'))}; this keepstep reads format {FORMAT}")
         if raw.pop("xxh3", None) != _checksum(raw):
             raise CheckpointError("it is damaged: its own checksum differs")
+        check_manifest(raw)  # anybody can make a checksum
         files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
         metrics = {name: float(value) for name, value in raw.pop("metrics").items()}
         return cls(files=files, metrics=metrics, **raw)
@@ -70,18 +72,23 @@ class Manifest:
 class Store:
     """The checkpoints of one run, in a folder."""
 
-    def __init__(self, root: Path, keep: int) -> None:
-        self.root, self._keep = root, keep
+    def __init__(self, root: Path, keep: int, mirror: Mirror | None = None) -> None:
+        """`mirror`: their copies in an object store, which keeps as many as asked; the folder then keeps the newest."""
+        self.root, self.keep, self.mirror = root, keep, mirror
+
+    @staticmethod
+    def name(step: int) -> str:
+        return f"step_{step:08d}"
 
     def path(self, step: int) -> Path:
-        return self.root / f"step_{step:08d}"
+        return self.root / self.name(step)
 
     def steps(self) -> list[int]:
         """Steps that have a committed checkpoint, oldest first."""
         if not self.root.is_dir():
             return []
-        matches = (re.fullmatch(r"step_([0-9]{8,})", entry.name) for entry in self.root.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        steps = (step_of(entry.name) for entry in self.root.iterdir())
+        return sorted(step for step in steps if step is not None)
 
     def begin(self, step: int, nonce: str) -> Path:
         """The folder that workers of one attempt write into together, invisible to readers."""
@@ -101,15 +108,15 @@ class Store:
         return final
 
     def read_manifest(self, step: int) -> Manifest:
-        name = self.path(step).name
-        try:
-            return Manifest.from_json((self.path(step) / MANIFEST).read_text())
-        except FileNotFoundError:
-            raise CheckpointError(f"{name} has no {MANIFEST}") from None
-        except CheckpointError as error:
-            raise CheckpointError(f"{name}/{MANIFEST} cannot be used: {error}") from None
-        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-            raise CheckpointError(f"{name}/{MANIFEST} cannot be read: {error!r}") from None
+        name, path = self.path(step).name, self.path(step) / MANIFEST
+        if not os.path.lexists(path):
+            raise CheckpointError(f"{name} has no {MANIFEST}")
+        return parse_manifest(read_text(path), name)
+
+    def fetch(self, step: int) -> None:
+        """Completes a checkpoint from the object store, if there is one; one process a machine is enough."""
+        if self.mirror is not None:
+            self.mirror.fetch(self.path(step))
 
     def check(self, step: int, part: int = 0, parts: int = 1) -> None:
         """Raises if a file of the checkpoint is missing or not what was written. Workers share the work by `part`."""
@@ -117,9 +124,7 @@ class Store:
         for name in sorted(manifest.files)[part::parts]:
             expected = manifest.files[name]
             path = self.path(step) / name
-            if not path.is_file():
-                raise CheckpointError(f"{self.path(step).name}/{name} is missing")
-            found = path.stat().st_size
+            found = size_of(path)
             if found != expected.bytes:
                 raise CheckpointError(f"{self.path(step).name}/{name} has {found} bytes; {expected.bytes} were written")
             if digest(path) != expected.xxh3:
@@ -128,14 +133,14 @@ class Store:
     def remember_best(self, step: int, metric: str, value: float) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         best = {"step": step, "metric": metric, "value": value}
-        write_durably(self.root / _BEST, to_json(best))
+        write_durably(self.root / BEST, to_json(best))
 
     def best(self) -> dict[str, Any] | None:
         """The checkpoint with the best metric so far: its step, metric and value."""
         try:
-            raw = json.loads((self.root / _BEST).read_text())
+            raw = read_json(self.root / BEST)
             return {"step": int(raw["step"]), "metric": str(raw["metric"]), "value": float(raw["value"])}
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
+        except (CheckpointError, ValueError, TypeError, KeyError, OverflowError):
             return None
 
     def set_aside_after(self, step: int) -> None:
@@ -148,13 +153,14 @@ class Store:
                 self.path(later).rename(self.root / f"damaged-{self.path(later).name}-{uuid.uuid4().hex[:8]}")
         best = self.best()
         if best is not None and best["step"] > step:
-            (self.root / _BEST).unlink()
+            (self.root / BEST).unlink()
 
     def prune(self) -> list[int]:
         """Deletes what is neither among the newest nor the best; returns the steps that went."""
         best = self.best()
         steps = self.steps()
-        kept = set(steps[-self._keep :]) | ({best["step"]} if best else set())
+        newest = self.keep if self.mirror is None else 1
+        kept = set(steps[-newest:]) | ({best["step"]} if best else set())
         gone = [step for step in steps if step not in kept]
         for step in gone:
             self._drop(step)
@@ -173,13 +179,41 @@ class Store:
             for entry in self.root.iterdir():
                 if entry.name.startswith(_TEMPORARY):
                     shutil.rmtree(entry, ignore_errors=True)
-                elif entry.name.startswith(f".{_BEST}-"):
+                elif entry.name.startswith(f".{BEST}-"):
                     entry.unlink(missing_ok=True)
 
 
+class FetchingStore(Store):
+    """A store whose checkpoints in the object store count as being here, and are, once they are checked."""
+
+    def steps(self) -> list[int]:
+        return sorted({*super().steps(), *(self.mirror.steps() if self.mirror is not None else [])})
+
+    def check(self, step: int, part: int = 0, parts: int = 1) -> None:
+        self.fetch(step)
+        super().check(step, part, parts)
+
+
 def newest_first(store: Store) -> Iterator[int]:
-    """Steps to try to resume from, best candidate first."""
-    return reversed(store.steps())
+    """Steps to try to resume from, best candidate first: those of the folder, and those of the object store."""
+    there = store.mirror.steps() if store.mirror is not None else []
+    return iter(sorted({*store.steps(), *there}, reverse=True))
+
+
+def parse_manifest(text: str, checkpoint: str) -> Manifest:
+    """Raises, with the checkpoint's name, if it is not a manifest to be believed."""
+    try:
+        return Manifest.from_json(text)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint}/{MANIFEST} cannot be used: {error}") from None
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{checkpoint}/{MANIFEST} cannot be read: {shown(error)}") from None
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder, or None for other names."""
+    match = re.fullmatch(r"step_([0-9]{8,})", name)
+    return int(match[1]) if match else None
 
 
 def _checksum(fields: dict[str, Any]) -> str:

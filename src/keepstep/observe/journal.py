@@ -33,6 +33,7 @@ class Journal:
         if self._alone:
             self._folder.create()
             self._folder.hold()
+            self._folder.fetch()  # again: while it was waited for, the run may have gone on elsewhere
         self._file = MetricsFile(self._folder.metrics)
         if context.has_terminal:
             from keepstep.observe.console import Display  # rich: not for workers that nobody sees
@@ -45,6 +46,8 @@ class Journal:
 
     def _leave_if_finished(self, context: Context) -> None:
         """A run that has finished does nothing, on any worker."""
+        if self._main:
+            self._folder.fetch()
         finished = context.collective.from_rank0(self._folder.read_result() if self._folder.finished else None)
         if finished is None:
             return
@@ -91,12 +94,12 @@ class Journal:
         if self._main:
             self.cut(0)
             self._folder.event("started", step=0)
-            self._say(f"keepstep: run '{self._folder.name}' in {self._folder.path}")
+            self._say(f"keepstep: run '{self._folder.name}' in {self._folder.where}")
 
     def resumed(self, step: int, loaded: Loaded, context: Context) -> None:
         if self._main:
             self._folder.event("resumed", step=step, saved_by_workers=loaded.world_size, workers=context.world_size)
-            self._say(f"keepstep: run '{self._folder.name}' goes on from step {step}, in {self._folder.path}")
+            self._say(f"keepstep: run '{self._folder.name}' goes on from step {step}, in {self._folder.where}")
 
     def stopped(self, step: int) -> None:
         if self._main:
@@ -121,8 +124,11 @@ class Journal:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._alone:
-            self._folder.release()
+        if self._alone and self._main:
+            try:
+                self._folder.push()
+            finally:
+                self._folder.release()
 
     def _say(self, text: str) -> None:
         if self._display is not None:

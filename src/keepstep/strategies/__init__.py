@@ -11,6 +11,9 @@ _STRATEGIES = {
     "ddp": "keepstep.strategies.ddp:DDP",
     "fsdp": "keepstep.strategies.fsdp:FSDP",
     "fsdp2": "keepstep.strategies.fsdp2:FSDP2",
+    "zero1": "keepstep.strategies.deepspeed:Zero1",
+    "zero2": "keepstep.strategies.deepspeed:Zero2",
+    "zero3": "keepstep.strategies.deepspeed:Zero3",
 }
 
 

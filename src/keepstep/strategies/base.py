@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from keepstep.errors import ConfigError
 from keepstep.strategies.blocks import checkpoint_activations
 from keepstep.strategies.buffers import BufferSync
 from keepstep.strategies.forward import adopt, to_float32, weighted
+
+if TYPE_CHECKING:
+    from keepstep.strategies.optimizer import PreparedOptimizer
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,8 +38,27 @@ class Setup:
         return HALF.get(self.config.precision)
 
 
+class Scaler(Protocol):
+    """What keeps fp16's gradients from underflowing: torch's GradScaler, or what acts as one."""
+
+    def scale(self, loss: torch.Tensor, /) -> torch.Tensor: ...
+
+    def step(self, optimizer: torch.optim.Optimizer, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    def update(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+
+
 class PreparedModel:
     """A strategy's hold on one model. The user keeps the model object itself; its forward comes through here."""
+
+    enters_by_call = False
+    """Whether it takes over when the model is called, rather than in its forward, when its hooks have run."""
+    is_entered = False
+    """Whether the strategy itself is calling the model."""
 
     def __init__(self, module: nn.Module, setup: Setup) -> None:
         self.module, self._setup = module, setup
@@ -110,15 +132,20 @@ class PreparedModel:
         names: dict[torch.Tensor, str] = {p: name for name, p in reversed(self.named_parameters().items())}
         return {names[p]: dict(state) for p, state in optimizer.state.items() if p in names and state}
 
-    def optimizer_target(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """An empty tensor to load one piece of a parameter's optimizer state into, laid out as the parameter is."""
+    def optimizer_target(
+        self, optimizer: torch.optim.Optimizer, name: str, what: str, shape: torch.Size, dtype: torch.dtype
+    ) -> Any:
+        """Memory to load `what` of a parameter's optimizer state into, laid out as the parameter is."""
         parameter = self.named_parameters()[name]
         if parameter.shape == shape:
             return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         return torch.empty(shape, dtype=dtype)
 
-    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """Turns what `optimizer_state` gave, filled, into what `optimizer.load_state_dict` wants, still by name."""
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
+        """Turns what `optimizer_state` gave, filled, into what `optimizer.load_state_dict` wants, still by name.
+
+        None: it has taken it in itself.
+        """
         return state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -155,7 +182,10 @@ class Strategy(ABC):
         module.to(self.setup.device)
         return self.wrap(module)
 
-    def gradient_scaler(self) -> torch.amp.GradScaler | None:
+    def join(self, models: dict[str, PreparedModel], optimizers: list[PreparedOptimizer]) -> None:  # noqa: B027
+        """For a strategy that wants a model and its optimizer together, once both are prepared."""
+
+    def gradient_scaler(self) -> Scaler | None:
         """What keeps fp16's gradients from underflowing; None for other types."""
         if self.setup.config.precision != "fp16":
             return None

@@ -28,6 +28,8 @@ def adopt(module: nn.Module, hold: PreparedModel) -> Callable[..., Any]:
     finds no hold on it and runs its own forward on its own weights.
     """
     base = getattr(type(module), _BASE, type(module))  # a copy of a prepared model has a prepared class already
+    if hold.enters_by_call:
+        return _adopt_call(module, hold, base)
     original = module.__dict__.pop("forward", None) or MethodType(base.forward, module)
 
     @functools.wraps(base.forward)
@@ -41,6 +43,21 @@ def adopt(module: nn.Module, hold: PreparedModel) -> Callable[..., Any]:
     module.__class__ = type(base.__name__, (base,), members)
     module.__dict__[_HOLD] = hold
     return original
+
+
+def _adopt_call(module: nn.Module, hold: PreparedModel, base: type[nn.Module]) -> Callable[..., Any]:
+    """The same one level further out, before the module's hooks: for a strategy that hangs its own on the model."""
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        held = self.__dict__.get(_HOLD)
+        if held is None or held.module is not self or held.is_entered:
+            return base.__call__(self, *args, **kwargs)
+        return held.forward(*args, **kwargs)
+
+    members = {"__call__": call, "__module__": base.__module__, _BASE: base}
+    module.__class__ = type(base.__name__, (base,), members)
+    module.__dict__[_HOLD] = hold
+    return MethodType(base.__call__, module)
 
 
 def hold_of(module: nn.Module) -> PreparedModel | None:

@@ -22,7 +22,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from keepstep.errors import ConfigError
-from keepstep.strategies.base import PreparedModel, Setup, Strategy
+from keepstep.strategies.base import PreparedModel, Scaler, Setup, Strategy
 from keepstep.strategies.blocks import find_blocks
 from keepstep.strategies.forward import Inner
 from keepstep.strategies.fsdp2 import broadcast_from_rank0, sharding_mesh
@@ -80,7 +80,9 @@ class FSDPModel(PreparedModel):
             whole = FullyShardedDataParallel.optim_state_dict(self._fsdp, optimizer)
         return {name.removeprefix(_INNER): state for name, state in whole["state"].items()}
 
-    def optimizer_target(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    def optimizer_target(
+        self, optimizer: torch.optim.Optimizer, name: str, what: str, shape: torch.Size, dtype: torch.dtype
+    ) -> Any:
         if self._layout is None:
             self._layout = self.state()  # once for all of the optimizer's tensors: it is not cheap
         weight = self._layout[name]
@@ -125,5 +127,5 @@ class FSDP(Strategy):
             return PreparedModel(module, self.setup)  # FSDP1 would wrap it, warn, and shard nothing
         return FSDPModel(module, self.setup)
 
-    def gradient_scaler(self) -> torch.amp.GradScaler | None:
+    def gradient_scaler(self) -> Scaler | None:
         return ShardedGradScaler(self.setup.device.type) if self.setup.config.precision == "fp16" else None

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from keepstep.strategies.base import PreparedModel, Setup, Strategy
+from keepstep.strategies.base import PreparedModel, Scaler, Setup, Strategy
 from keepstep.strategies.blocks import find_blocks
 
 
@@ -83,5 +83,5 @@ class FSDP2(Strategy):
     def wrap(self, module: nn.Module) -> PreparedModel:
         return FSDP2Model(module, self.setup)
 
-    def gradient_scaler(self) -> torch.amp.GradScaler | None:
+    def gradient_scaler(self) -> Scaler | None:
         return ShardedGradScaler(self.setup.device.type) if self.setup.config.precision == "fp16" else None

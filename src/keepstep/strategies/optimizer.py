@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from keepstep.errors import CheckpointError, ConfigError, LoopError
-from keepstep.strategies.base import PreparedModel
+from keepstep.strategies.base import PreparedModel, Scaler
 
 Names = dict[nn.Parameter, tuple[str, str]]
 """Parameter → (model's name, parameter's name in it)."""
@@ -19,7 +20,7 @@ Names = dict[nn.Parameter, tuple[str, str]]
 class PreparedOptimizer:
     """The run's hold on one optimizer. The user keeps the optimizer object itself, and its schedulers stay valid."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: Scaler | None) -> None:
         self.optimizer, self.scaler = optimizer, scaler
         self.stepped = False
         """Whether `step` was called since the last boundary."""
@@ -65,7 +66,7 @@ class PreparedOptimizer:
 
     def unscale(self) -> None:
         """fp16: brings gradients back to size, once a step."""
-        if self.scaler is not None and self.backward_seen:
+        if isinstance(self.scaler, torch.amp.GradScaler) and self.backward_seen:
             stage = self.scaler._per_optimizer_states[id(self.optimizer)]["stage"]
             if stage.name == "READY":
                 self.scaler.unscale_(self.optimizer)
@@ -80,9 +81,9 @@ class PreparedOptimizer:
         state = {name: self._models[name].optimizer_state(self.optimizer) for name in sorted(used)}
         return {"state": state, "groups": groups}
 
-    def target(self, model: str, parameter: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    def target(self, model: str, parameter: str, what: str, shape: torch.Size, dtype: torch.dtype) -> Any:
         """Where to load a piece of a parameter's state into."""
-        return self._models[model].optimizer_target(parameter, shape, dtype)
+        return self._models[model].optimizer_target(self.optimizer, parameter, what, shape, dtype)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = [[tuple(name) for name in group["params"]] for group in state["groups"]]
@@ -94,6 +95,9 @@ class PreparedOptimizer:
         by_name: dict[tuple[str, str], Any] = {}
         for model, values in state["state"].items():
             loaded = self._models[model].load_optimizer_state(self.optimizer, values)
+            if loaded is None:
+                self._set_hyperparameters(state["groups"])
+                return
             by_name.update({(model, name): value for name, value in loaded.items()})
         numbered: dict[int, Any] = {}
         groups, number = [], 0
@@ -104,6 +108,29 @@ class PreparedOptimizer:
             groups.append({**group, "params": list(numbers)})
         self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
 
+    def _set_hyperparameters(self, groups: list[dict[str, Any]]) -> None:
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def route_steps(self, instead: Callable[..., Any]) -> None:
+        """Makes `optimizer.step()` call `instead`, which may call it back for the plain one."""
+        plain = self.optimizer.step
+        inside = False
+
+        @functools.wraps(plain)
+        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return plain(*args, **kwargs)
+            inside, self.stepped = True, True
+            try:
+                return instead(*args, **kwargs)
+            finally:
+                inside = False
+
+        # A method, as a scheduler that is made later expects to find.
+        self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+
     def _before_step(self, *_: Any) -> None:
         for model in {model for names in self._group_names for model, _ in names}:
             self._models[model].check_averaged()
@@ -111,25 +138,14 @@ class PreparedOptimizer:
     def _note_step(self, *_: Any) -> None:
         self.stepped = True
 
-    def _scale_steps(self, scaler: torch.amp.GradScaler) -> None:
-        plain = self.optimizer.step
-        inside = False
-
-        @functools.wraps(plain)
-        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            nonlocal inside
-            if inside:  # the scaler calls back
-                return plain(*args, **kwargs)
+    def _scale_steps(self, scaler: Scaler) -> None:
+        def step(*args: Any, **kwargs: Any) -> Any:
             if not self.backward_seen:
                 raise LoopError("fp16 needs run.backward(loss) in place of loss.backward(): its loss must be scaled")
-            inside, self.stepped, self.backward_seen = True, True, False
-            try:
-                return scaler.step(self.optimizer, *args, **kwargs)
-            finally:
-                inside = False
+            self.backward_seen = False
+            return scaler.step(self.optimizer, *args, **kwargs)
 
-        # A method, as a scheduler that is made later expects to find.
-        self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+        self.route_steps(step)
 
 
 def _laid_out(value: Any, parameter: nn.Parameter) -> Any:

@@ -20,8 +20,8 @@ from keepstep.errors import CheckpointError
 
 
 def save(folder: Path, tensors: Tensors, rank_state: str = "{}") -> dict[str, FileRecord]:
-    snapshot = Snapshot()
-    snapshot.take(tensors, is_coordinator=True)
+    snapshot = Snapshot(0, 1)
+    snapshot.take(tensors)
     records: dict[str, FileRecord] = {}
     write(folder, snapshot, 0, rank_state, None, records.update)
     return records
@@ -91,18 +91,18 @@ def test_strides_and_shared_memory_do_not_matter(tmp_path: Path) -> None:
 
 def test_training_may_go_on_while_a_snapshot_is_written(tmp_path: Path) -> None:
     weight = torch.zeros(3)
-    snapshot = Snapshot()
-    snapshot.take({"w": weight}, is_coordinator=True)
+    snapshot = Snapshot(0, 1)
+    snapshot.take({"w": weight})
     weight.fill_(7.0)
     write(tmp_path, snapshot, 0, "{}", None, lambda records: None)
     assert read(tmp_path)["w"].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_host_memory_is_used_again_unless_a_tensor_changed_its_shape() -> None:
-    snapshot = Snapshot()
-    snapshot.take({"a": torch.zeros(3), "b": torch.zeros(2)}, is_coordinator=True)
+    snapshot = Snapshot(0, 1)
+    snapshot.take({"a": torch.zeros(3), "b": torch.zeros(2)})
     first = {item.index.fqn: snapshot.tensor(item.index) for item in snapshot.plan.items}
-    snapshot.take({"a": torch.ones(3), "b": torch.ones(4)}, is_coordinator=True)
+    snapshot.take({"a": torch.ones(3), "b": torch.ones(4)})
     second = {item.index.fqn: snapshot.tensor(item.index) for item in snapshot.plan.items}
     assert second["a"] is first["a"] and second["a"].tolist() == [1.0, 1.0, 1.0]
     assert second["b"] is not first["b"] and second["b"].tolist() == [1.0] * 4
@@ -122,7 +122,7 @@ def test_there_is_no_pickle_in_it(tmp_path: Path) -> None:
 
 def test_a_workers_own_state_comes_back(tmp_path: Path) -> None:
     save(tmp_path, TENSORS, rank_state='{"rng": "é"}')
-    assert Reader(tmp_path).rank_state(0) == '{"rng": "é"}'
+    assert Reader(tmp_path).rank_state(0) == {"rng": "é"}
     assert Reader(tmp_path).rank_state(1) is None
 
 
@@ -143,8 +143,8 @@ def test_a_tensor_is_filled_where_it_is(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_commit_is_not_lost(tmp_path: Path) -> None:
-    snapshot = Snapshot()
-    snapshot.take(TENSORS, is_coordinator=True)
+    snapshot = Snapshot(0, 1)
+    snapshot.take(TENSORS)
 
     def full(records: dict[str, FileRecord]) -> None:
         raise OSError(28, "No space left on device")
@@ -167,7 +167,7 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_target_of_another_shape_is_refused_and_left_alone(tmp_path: Path) -> None:
     save(tmp_path, TENSORS)
     target = torch.zeros(4, 4)
-    with pytest.raises((CheckpointError, ValueError), match="model/weight"):
+    with pytest.raises(CheckpointError, match=r"has 'model/weight' with shape \(2, 3\); \(4, 4\) was expected"):
         Reader(tmp_path).load({"model/weight": target})
     assert target.sum() == 0
 
@@ -189,7 +189,7 @@ def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> Non
 
 
 def test_a_missing_index_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"{tmp_path.name}/{INDEX} cannot be read"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path.name}/{INDEX} is missing"):
         Reader(tmp_path)
 
 
@@ -203,5 +203,5 @@ def test_a_piece_of_another_shape_than_the_index_says_is_refused(tmp_path: Path)
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     save(tmp_path, TENSORS)
     (tmp_path / rank_file(0)).unlink()
-    with pytest.raises((CheckpointError, OSError), match=rank_file(0)):
+    with pytest.raises(CheckpointError, match=f"{rank_file(0)} is missing"):
         Reader(tmp_path).load({"model/weight": torch.empty(2, 3)})

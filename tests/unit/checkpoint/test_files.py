@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from keepstep.checkpoint import files
-from keepstep.checkpoint.files import DTYPES, dtype_name, write_safetensors
+from keepstep.checkpoint.files import DTYPES, dtype_name, stream_safetensors, write_safetensors
 from keepstep.checkpoint.store import digest, record
 from keepstep.errors import CheckpointError
 
@@ -116,3 +116,21 @@ def test_a_type_that_the_format_lacks_is_refused() -> None:
 
 def test_names_and_types_are_one_to_one() -> None:
     assert all(dtype_name(dtype) == name for name, dtype in DTYPES.items())
+
+
+def test_tensors_may_come_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    layout = {f"t{n}": (torch.float32, torch.Size([n])) for n in range(4)}
+    written = stream_safetensors(path, layout, (torch.full((n,), float(n)) for n in range(4)), {})
+    assert written == record(path)
+    assert {name: tensor.tolist() for name, tensor in load_file(path).items()} == {f"t{n}": [n] * n for n in range(4)}
+
+
+def test_tensors_that_were_not_announced_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="not announced"):
+        stream_safetensors(tmp_path / "x", {"a": (torch.float32, torch.Size([2]))}, [torch.ones(3)], {})
+
+
+def test_the_formats_own_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot hold a tensor of the name __metadata__"):
+        write_safetensors(tmp_path / "x", {"__metadata__": torch.ones(1)}, {})

@@ -208,9 +208,9 @@ def test_state_of_a_new_shape_is_saved_as_it_is_now(store: Slow) -> None:
 
 
 def test_warming_up_ends_by_itself(store: Slow) -> None:
-    make_saver(store).warm_up()
+    make_saver(store).warm_up(None)
     for thread in threading.enumerate():
-        if thread.name == "keepstep-import":
+        if thread.name == "keepstep-warm-up":
             assert not thread.daemon
             thread.join(20)
             assert not thread.is_alive()

@@ -257,3 +257,26 @@ def test_a_kind_from_a_later_version_is_named() -> None:
 def test_a_type_that_torch_lacks_is_named(name: str) -> None:
     with pytest.raises(CheckpointError, match=f"names a type torch.{name}, which this torch does not have"):
         put_together({"$": "dtype", "name": name}, {})
+
+
+def nested_in(kind: Any, levels: int) -> Any:
+    value: Any = torch.ones(1)
+    for _ in range(levels):
+        value = kind(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: {1: v}, lambda v: deque([v])]
+)
+def test_what_is_not_too_deep_to_be_written_is_not_too_deep_to_be_read(kind: Any) -> None:
+    through_json(nested_in(kind, 100))
+    with pytest.raises(CheckpointError, match="has more than 100 levels; does it hold itself"):
+        take_apart(nested_in(kind, 101), "state", {})
+
+
+def test_a_state_that_holds_itself_is_refused() -> None:
+    state: dict[str, Any] = {}
+    state["self"] = [state]
+    with pytest.raises(CheckpointError, match="does it hold itself"):
+        take_apart(state, "tracked", {})

@@ -34,6 +34,8 @@ class Net(nn.Module):
 class Hold:
     """Stands for a strategy's hold on a model."""
 
+    enters_by_call = False
+
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []

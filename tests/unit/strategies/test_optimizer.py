@@ -201,9 +201,9 @@ def test_a_step_is_noted() -> None:
 
 def test_a_target_is_laid_out_as_the_parameter_or_as_asked() -> None:
     _, _, prepared = pair(lambda parameters: torch.optim.Adam(parameters))
-    like = prepared.target("model", "0.weight", torch.Size([3, 2]), torch.float32)
+    like = prepared.target("model", "0.weight", "exp_avg", torch.Size([3, 2]), torch.float32)
     assert like.shape == (3, 2) and not like.requires_grad
-    step = prepared.target("model", "0.weight", torch.Size([]), torch.float64)
+    step = prepared.target("model", "0.weight", "step", torch.Size([]), torch.float64)
     assert step.shape == () and step.dtype == torch.float64
 
 

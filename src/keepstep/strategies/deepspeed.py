@@ -1,0 +1,306 @@
+"""ZeRO: optimizer state (1), gradients (2) and weights (3) divided between the workers, by DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from keepstep.errors import ConfigError, LoopError
+from keepstep.fragment import Fragment
+from keepstep.strategies.base import PreparedModel, Scaler, Setup, Strategy
+from keepstep.strategies.deepspeed_config import deepspeed_config
+from keepstep.strategies.forward import to_float32
+from keepstep.strategies.optimizer import PreparedOptimizer
+from keepstep.strategies.zero_state import Slot, frozen_fragment, refresh_weights, slots
+
+_WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+"""Of torch's own: those whose update of one number depends on its row, its matrix or all of them."""
+
+
+def _deepspeed(device: torch.device) -> Any:
+    """The package, told which device to use before it looks for itself."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if device.type == "cuda" else "cpu")
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # which nobody sets for a run in this process
+    # It uses names that torch 2.13 is about to change, and so warns at every step.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+    try:
+        import deepspeed
+    except ImportError:
+        raise ConfigError(
+            "--strategy zero1, zero2 and zero3 need DeepSpeed: pip install --no-build-isolation 'keepstep[deepspeed]'"
+        ) from None
+    deepspeed.utils.logger.setLevel("WARNING")
+    # Its own all-reduce through shared memory is compiled for a minute at first use, sums in another order than
+    # gloo, and leaves the workers of a killed one waiting at a flag in memory.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.utils.groups._WORLD_GROUP = None  # an earlier run in this process left its own, which is gone
+    return deepspeed
+
+
+class ZeroScaler:
+    """DeepSpeed's own loss scale for fp16, in the words of torch's GradScaler: a checkpoint has one kind."""
+
+    def __init__(self) -> None:
+        self._model: ZeroModel | None = None
+
+    def attach(self, model: ZeroModel) -> None:
+        self._model = model
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self._engine.scale(loss)
+        return scaled
+
+    def step(self, _: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        assert self._model is not None
+        return self._model.step(*args, **kwargs)
+
+    def update(self) -> None:
+        """Done in DeepSpeed's step."""
+
+    @property
+    def _engine(self) -> Any:
+        if self._model is None:
+            raise LoopError("run.backward(loss) needs a model and its optimizer, prepared together, under ZeRO")
+        return self._model.engine
+
+    def state_dict(self) -> dict[str, Any]:
+        scaler = self._engine.optimizer.loss_scaler
+        return {
+            "scale": float(scaler.cur_scale),
+            "growth_factor": float(scaler.scale_factor),
+            "backoff_factor": 1.0 / float(scaler.scale_factor),
+            "growth_interval": int(scaler.scale_window),
+            "_growth_tracker": max(0, scaler.cur_iter - scaler.last_overflow_iter - 1) % int(scaler.scale_window),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        scaler = self._engine.optimizer.loss_scaler
+        scaler.cur_scale = state["scale"]
+        scaler.cur_iter, scaler.last_overflow_iter = int(state["_growth_tracker"]), -1
+
+
+class ZeroModel(PreparedModel):
+    """DeepSpeed's engine behind the user's own model, and its ZeRO optimizer behind the user's own optimizer."""
+
+    enters_by_call = True
+
+    def __init__(self, module: nn.Module, setup: Setup) -> None:
+        super().__init__(module, setup)
+        self.engine: Any = None
+        self._slots: dict[str, Slot] = {}
+        self._reduced = False
+        """Whether this step's gradients have been exchanged."""
+        self._clips_itself = False
+
+    def join(self, prepared: PreparedOptimizer, config: dict[str, Any], deepspeed: Any) -> None:
+        """Hands model and optimizer over to DeepSpeed, which wants them together."""
+        names = self.named_parameters()
+        self._clips_itself = bool(config.get("gradient_clipping"))
+        self.engine, *_ = deepspeed.initialize(
+            model=self.module, optimizer=prepared.optimizer, config=config, dist_init_required=False
+        )
+        self._slots = slots(self._zero, names)
+        prepared.optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+
+    @property
+    def _zero(self) -> Any:
+        return self.engine.optimizer
+
+    # -- computing ----------------------------------------------------------------------------------------------------
+
+    def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        self.module.compile()
+        return forward
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        if self.engine is None:  # no optimizer has its weights: a teacher
+            return super()._compute(*args, **kwargs)
+        args, kwargs = self._to_half((args, kwargs))
+        # We look ourselves, in `step`, whether the loss was scaled, and say what to write.
+        self.engine._manual_backward_expected = True
+        self.is_entered = True
+        try:
+            return to_float32(self.engine(*args, **kwargs))
+        finally:
+            self.is_entered = False
+
+    def _to_half(self, inputs: Any) -> Any:
+        half = self._setup.half
+        if half is None:
+            return inputs
+        return pytree.tree_map(
+            lambda value: value.to(half) if isinstance(value, torch.Tensor) and value.is_floating_point() else value,
+            inputs,
+        )
+
+    # -- stepping -----------------------------------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        """Averages the gradients over the workers, once a step: the first thing that DeepSpeed's own step does."""
+        if self._reduced:
+            return
+        self.engine._running_engine_step = True
+        if self.engine.zero_optimization_partition_gradients():
+            self._zero.finalize_gradient_accumulation_boundary()
+        else:
+            self.engine.allreduce_gradients()
+        self._reduced = True
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """What `optimizer.step()` does."""
+        if args or kwargs:
+            raise LoopError("optimizer.step(closure) is not possible under ZeRO; call optimizer.step() alone")
+        self._exchange()
+        try:
+            self.engine._take_model_step(None)
+        finally:
+            self.engine._running_engine_step = self._reduced = False
+            if not self._clips_itself:
+                self._zero.clip_grad = 0.0
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        if norm_type != 2.0:
+            raise LoopError(f"run.clip_grad_norm(..., norm_type={norm_type}) is not possible under ZeRO; leave it at 2")
+        if self._clips_itself:
+            raise LoopError("gradients are clipped twice: by run.clip_grad_norm and by the DeepSpeed config")
+        self._exchange()
+        zero = self._zero
+        groups = [zero.scaled_global_norm()] if hasattr(zero, "scaled_global_norm") else zero._get_norm_groups()
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.as_tensor(group).float() for group in groups]))
+        zero.clip_grad = float(max_norm)  # the division itself is part of DeepSpeed's step
+        return norm / float(zero.loss_scale)
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        """What `optimizer.zero_grad()` does; after a step there is nothing left to do."""
+        zero = self._zero
+        zero.zero_grad()
+        self._reduced = False
+        for kept in (zero.averaged_gradients, getattr(zero, "all_grad_tensors", {})):
+            for group in kept:
+                kept[group] = None
+
+    @contextmanager
+    def no_gradient_sync(self) -> Iterator[None]:
+        yield  # DeepSpeed accumulates until its step, in its own way
+
+    # -- what a checkpoint holds --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        if self.engine is None:
+            return super().state()
+        parameters = self.named_parameters()
+        state: dict[str, Any] = dict(self.module.state_dict())
+        for name in state.keys() & parameters.keys():
+            slot = self._slots.get(name)
+            held = slot.fragment(slot.flat) if slot else frozen_fragment(self._zero, parameters[name])
+            state[name] = held
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if self.engine is None:
+            super().load_state(state)
+            return
+        refresh_weights(self._zero)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+        state: dict[str, dict[str, Any]] = {}
+        for name in dict(self.module.named_parameters()).keys() & self._slots.keys():  # a tied one under one name
+            slot = self._slots[name]
+            kept = optimizer.state.get(slot.flat, {})
+            state[name] = {
+                what: slot.fragment(value)
+                if isinstance(value, torch.Tensor) and value.shape == slot.flat.shape
+                else value
+                for what, value in kept.items()
+            }
+        return state
+
+    def optimizer_target(
+        self, optimizer: torch.optim.Optimizer, name: str, what: str, shape: torch.Size, dtype: torch.dtype
+    ) -> Any:
+        slot = self._slots[name]
+        if slot.shape != shape:
+            return torch.empty(shape, dtype=dtype)
+        kept = optimizer.state[slot.flat]
+        if what not in kept or kept[what].shape != slot.flat.shape:
+            kept[what] = torch.zeros_like(slot.flat, dtype=dtype, requires_grad=False)
+        return slot.fragment(kept[what])
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
+        """Fragments are filled in place; what is one for a whole parameter is one for the whole flat memory here."""
+        for name, kept in state.items():
+            slot = self._slots[name]
+            for what, value in kept.items():
+                if not isinstance(value, Fragment):
+                    optimizer.state[slot.flat][what] = value
+        return None
+
+
+class Zero(Strategy):
+    """What the three stages share."""
+
+    stage: int
+    needs_process_group = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._config = deepspeed_config(setup.config, self.stage)
+        self._deepspeed = _deepspeed(setup.device)
+        self._scaler = ZeroScaler() if setup.config.precision == "fp16" else None
+        self._joined = False
+
+    def check(self) -> None:
+        super().check()
+        if self.setup.config.precision == "fp16" and self.setup.device.type == "cpu":
+            raise ConfigError(f"--strategy {self.name} --precision fp16 needs a GPU: DeepSpeed has no fp16 on the CPU")
+
+    def wrap(self, module: nn.Module) -> PreparedModel:
+        return ZeroModel(module, self.setup)
+
+    def join(self, models: dict[str, PreparedModel], optimizers: list[PreparedOptimizer]) -> None:
+        trained = [model for model in models.values() if any(optimizer.holds(model) for optimizer in optimizers)]
+        if not optimizers:
+            return  # models alone: teachers, or their optimizer comes with a later prepare, which will say so
+        if self._joined or len(optimizers) != 1 or len(trained) != 1:
+            raise ConfigError(
+                f"--strategy {self.name} takes one model with one optimizer, both in one run.prepare(...); it got "
+                f"{len(trained)} and {len(optimizers)}{' more' if self._joined else ''}: use ddp, fsdp or fsdp2"
+            )
+        kind = type(optimizers[0].optimizer)
+        if kind.__module__.startswith("torch.") and kind.__name__ in _WHOLE_TENSOR_OPTIMIZERS:
+            raise ConfigError(
+                f"{kind.__name__} looks at whole tensors, and --strategy {self.name} gives it one long row of numbers; "
+                "use an optimizer that treats each number by itself, as AdamW, or --strategy ddp"
+            )
+        (model,) = trained
+        assert isinstance(model, ZeroModel)
+        model.join(optimizers[0], self._config, self._deepspeed)
+        if self._scaler is None:
+            optimizers[0].route_steps(model.step)
+        else:
+            self._scaler.attach(model)
+        self._joined = True
+
+    def gradient_scaler(self) -> Scaler | None:
+        return self._scaler
+
+
+class Zero1(Zero):
+    name, stage = "zero1", 1
+
+
+class Zero2(Zero):
+    name, stage = "zero2", 2
+
+
+class Zero3(Zero):
+    name, stage = "zero3", 3
+    collective_forward = True

@@ -1,0 +1,69 @@
+"""What ZeRO does its own way, against DDP: clipping, accumulation by hand, several optimizers' kinds, its JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from contract.jobs import Done
+from keepstep.engines import Outcome
+from keepstep.folder import RunFolder
+from keepstep.supervisor import supervise
+from keepstep.worker import Target
+
+_SCRIPT = Path(__file__).with_name("zero_train.py")
+STAGES = ("zero1", "zero2", "zero3")
+
+
+def run(storage: Path, strategy: str, *arguments: str, workers: int = 2, **settings: object) -> Outcome:
+    chosen = {"name": strategy, "storage": str(storage), "strategy": strategy, "workers": workers, "device": "cpu"}
+    return supervise({**chosen, "max_failures": 0, **settings}, Target(str(_SCRIPT), arguments)).outcome
+
+
+def metrics(storage: Path, strategy: str, *arguments: str, **settings: object) -> list[dict]:
+    assert run(storage, strategy, *arguments, **settings) is Outcome.FINISHED
+    return Done(RunFolder(storage, strategy)).metrics
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--optimizer", "SGD", "--clip", "0.05", "--by-hand", "2"),
+        ("--optimizer", "Adagrad", "--by-hand", "3"),
+        ("--frozen", "--tied", "--discard"),
+    ],
+    ids=" ".join,
+)
+def test_the_same_as_ddp(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    expected = metrics(tmp_path, "ddp", *arguments)
+    for stage in STAGES:
+        found = metrics(tmp_path, stage, *arguments)
+        for line, wanted in zip(found, expected, strict=True):
+            assert line == pytest.approx(wanted, rel=1e-5), stage
+
+
+def test_a_deepspeed_file_is_merged(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"reduce_bucket_size": 64}, "gradient_clipping": 0.05}))
+    expected = metrics(tmp_path, "ddp", "--clip", "0.05")
+    found = metrics(tmp_path, "zero2", deepspeed_config=str(file))
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "says"),
+    [
+        (("--optimizer", "Adafactor"), {}, "Adafactor looks at whole tensors"),
+        (("--two-models",), {}, "takes one model with one optimizer"),
+        (("--closure",), {}, "optimizer.step(closure) is not possible under ZeRO"),
+        ((), {"precision": "fp16"}, "--strategy zero2 --precision fp16 needs a GPU"),
+    ],
+    ids=["optimizer", "models", "closure", "fp16"],
+)
+def test_what_it_cannot_do_it_says(
+    tmp_path: Path, arguments: tuple[str, ...], settings: dict, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "zero2", *arguments, **settings) is Outcome.FAILED
+    assert says in capfd.readouterr().err

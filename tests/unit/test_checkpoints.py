@@ -1,0 +1,171 @@
+"""`keepstep checkpoints` lists what there is, marks the newest and the best, and finds what is bad."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from keepstep import checkpoints
+from keepstep.checkpoint.dcp import INDEX
+from keepstep.checkpoint.saver import STATE, Saver
+from keepstep.checkpoint.store import FetchingStore, Manifest, Store
+from keepstep.checkpoints import print_checkpoints, size_text
+from keepstep.errors import RunFolderError
+from keepstep.folder import RunFolder
+from unit.checkpoint.forgery import forge
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path, "vit")
+    folder.create()
+    return folder
+
+
+def save(run: RunFolder, step: int, **metrics: float) -> Path:
+    store = Store(run.checkpoints, keep=99)
+    saver = Saver(store, 0, None, "nonce", False, lambda manifest, seconds: None)
+    manifest = Manifest(step, step // 10, 1, "single", metrics=metrics)
+    saver.save(manifest, {"model": {"w": torch.ones(1000)}}, {"rng": None}, wait=True)
+    return store.path(step)
+
+
+def lines_of(run: RunFolder, capsys: pytest.CaptureFixture[str], verify: bool = False, code: int = 0) -> list[str]:
+    assert print_checkpoints(run.path.parent, run.name, verify) == code
+    return capsys.readouterr().out.splitlines()
+
+
+def test_checkpoints_are_listed_with_what_their_manifests_say(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(run, 10, loss=0.5, accuracy=0.75)
+    save(run, 20, loss=float("nan"))
+    Store(run.checkpoints, keep=9).remember_best(10, "accuracy", 0.75)
+    first, second = lines_of(run, capsys)
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    start, end = rf"step 10  epoch 1  {when}  \d\.\d KB  single, 1 worker", "best accuracy 0.75"
+    assert re.fullmatch(rf"{start}  loss 0.5  accuracy 0.75  {end}", first)
+    assert second.startswith("step 20  epoch 2") and second.endswith("loss nan  newest")
+
+
+def test_a_run_without_checkpoints_says_so(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines_of(run, capsys) == ["run 'vit' has no checkpoint yet"]
+    with pytest.raises(RunFolderError, match="there is no run 'vti'"):
+        print_checkpoints(run.path.parent, "vti")
+
+
+def test_what_lies_beside_them_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    save(run, 10)
+    for name in ("damaged-step_00000030-ab", ".writing-step_00000020-cd"):
+        (run.checkpoints / name).mkdir()
+        (run.checkpoints / name / "file").write_bytes(bytes(1500))
+    (run.checkpoints / "notes\x1b[2J.txt").write_text("mine")
+    _, *others = lines_of(run, capsys)
+    assert others == [
+        ".writing-step_00000020-cd  1.5 KB  left by an interrupted save; the next start deletes it",
+        "damaged-step_00000030-ab  1.5 KB  set aside, for it could not be read; delete it when you know why",
+        "notes?[2J.txt  4 B  not keepstep's",
+    ]
+    run.hold()
+    assert any(line.endswith("being written") for line in lines_of(run, capsys))
+    run.release()
+
+
+def test_verify_finds_what_is_bad(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = {step: save(run, step) for step in (10, 20, 30, 40)}
+    assert [line.rpartition("  ")[2] for line in lines_of(run, capsys, verify=True)] == ["good"] * 3 + ["newest, good"]
+    (folders[10] / STATE).unlink()
+    forge(folders[20], INDEX, lambda index: index["model/w"].update(shape=[999]))
+    (folders[30] / "manifest.json").write_text("{")
+    first, second, third, fourth = lines_of(run, capsys, verify=True, code=1)
+    assert first.startswith("step 10  ") and first.endswith("BAD: step_00000010/state.json is missing")
+    assert "BAD: step_00000020/tensors.json cannot be read: tensor 'model/w'" in second
+    assert "BAD: step_00000030/manifest.json cannot be read" in third
+    assert fourth.endswith("newest, good")
+
+
+def test_without_verify_only_the_manifest_is_read(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save(run, 10)
+    (folder / STATE).unlink()
+    (line,) = lines_of(run, capsys)
+    assert line.endswith("newest")
+    (folder / "manifest.json").unlink()
+    (line,) = lines_of(run, capsys, code=1)
+    assert line.endswith("newest, BAD: step_00000010 has no manifest.json")
+
+
+def test_one_that_a_run_deletes_meanwhile_is_not_bad(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run, 10)
+    real = Store.read_manifest
+
+    def gone(self: Store, step: int) -> Any:
+        if step == 5:
+            (self.path(5)).rmdir()
+        return real(self, step)
+
+    (run.checkpoints / "step_00000005").mkdir()
+    monkeypatch.setattr(Store, "read_manifest", gone)
+    assert [line.partition("  ")[0] for line in lines_of(run, capsys, verify=True)] == ["step 10"]
+
+
+class Elsewhere:
+    """Stands for the mirror of a run in an object store: a folder whose checkpoints can be fetched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def steps(self) -> list[int]:
+        return Store(self.folder, keep=1).steps()
+
+    def fetch(self, checkpoint: Path) -> None:
+        if not checkpoint.exists() and (self.folder / checkpoint.name).exists():
+            shutil.copytree(self.folder / checkpoint.name, checkpoint)
+
+
+def test_one_in_the_object_store_is_listed_and_fetched_to_be_verified(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror: Any = Elsewhere(tmp_path / "elsewhere")
+    save(run, 10)
+    mirror.folder.mkdir()
+    save(run, 20).rename(mirror.folder / "step_00000020")
+    monkeypatch.setattr(RunFolder, "store_to_read", lambda self: FetchingStore(self.checkpoints, 1, mirror))
+    assert lines_of(run, capsys)[1] == "step 20  newest, in the object store only; --verify fetches it"
+    assert lines_of(run, capsys, verify=True)[1].endswith("newest, good")
+
+
+def test_on_a_terminal_it_is_a_table(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, 10, loss=0.5)
+    save(run, 20)
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=160, color_system=None)
+    monkeypatch.setattr(checkpoints, "Console", lambda **_: terminal)
+    print_checkpoints(run.path.parent, run.name)
+    header, first, second = (" ".join(line.split()) for line in screen.getvalue().splitlines())
+    assert header == "checkpoint epoch saved size by metrics"
+    assert first.startswith("step 10 1 20") and first.endswith("single, 1 worker loss 0.5")
+    assert second.endswith("newest")
+
+
+def test_listing_changes_nothing(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save(run, 10)
+    before = {path.name: path.stat().st_mtime_ns for path in [*folder.iterdir(), *run.checkpoints.iterdir()]}
+    lines_of(run, capsys, verify=True)
+    assert {path.name: path.stat().st_mtime_ns for path in [*folder.iterdir(), *run.checkpoints.iterdir()]} == before
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (2_340_000, "2.3 MB"), (5 * 10**15, "5000.0 TB")],
+)
+def test_sizes(num_bytes: int, text: str) -> None:
+    assert size_text(num_bytes) == text
