@@ -79,11 +79,18 @@ class Checkpointer:
             if wait or best:
                 self._saver.wait()
             if best and self._context.rank == 0:
-                self._store.remember_best(place.step, *best)
+                try:
+                    self._store.remember_best(place.step, *best)
+                except OSError as error:
+                    raise self._saver.failure(place.step, error) from error
             return
         context = self._context
         manifest = Manifest(place.step, place.epoch, context.world_size, context.strategy.name, metrics=metrics)
-        run = {**asdict(place), "metrics": metrics, "metrics_bytes": self._journal.position()}
+        try:
+            position = self._journal.position()
+        except OSError as error:
+            raise self._saver.failure(place.step, error) from error
+        run = {**asdict(place), "metrics": metrics, "metrics_bytes": position}
         state = {**self._training.capture(), "run": run}
         self._saver.save(manifest, state, {"rng": capture_rng(), "epoch_rng": epoch_rng}, wait, best)
 
@@ -95,8 +102,8 @@ class Checkpointer:
         for problem in passed_over:
             self._journal.passed_over(problem)
         if context.rank == 0 or (self._store.mirror is not None and fetches):
-            self._store.sweep()
             self._store.set_aside_after(-1 if step is None else step)
+            self._store.sweep()
         if self._store.mirror is not None and fetches:
             self._store.prune()  # what earlier attempts fetched
         if context.rank == 0 and self._store.mirror is not None:

@@ -33,6 +33,10 @@ class CheckpointError(KeepstepError):
     title = "checkpoint"
 
 
+class CheckpointUnreadable(CheckpointError):
+    """A checkpoint that may well be good, but cannot be read now or by this version: no reason to do without it."""
+
+
 class RunFolderError(KeepstepError):
     """A run folder that cannot be used: taken by another process, unreadable, full."""
 

@@ -169,7 +169,7 @@ class RunFolder:
         """Appends a line to events.jsonl."""
         event = {"time": round(time.time(), 3), "event": kind, **fields}
         line = to_json(event, default=str) + "\n"
-        with self.events.open("ab+", buffering=0) as file:
+        with _as_one_line(self.events), self.events.open("ab+", buffering=0) as file:
             # A crash or a full disk may have cut the last line short: this one must not become part of it.
             data = (("\n" if _lacks_newline(file) else "") + line).encode()
             while data:  # unbuffered, so that a line is one write, which another process's cannot come into
@@ -182,13 +182,15 @@ class RunFolder:
         return list(read_lines(self.metrics))
 
     def write_config(self, config: dict[str, Any]) -> None:
-        write_durably(self._config, json.dumps(config, indent=1, default=str))
+        with _as_one_line(self._config):
+            write_durably(self._config, json.dumps(config, indent=1, default=str))
 
     def read_config(self) -> dict[str, Any]:
         return _read_json(self._config)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_durably(self._result, to_json(result, indent=1, default=str))
+        with _as_one_line(self._result):
+            write_durably(self._result, to_json(result, indent=1, default=str))
 
     def read_result(self) -> dict[str, Any]:
         """The result, or an empty dict while there is none."""
@@ -212,6 +214,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 if not text.startswith("{"):  # not the beginning of a line of ours
                     raise RunFolderError(f"{path} has a line that is not JSON: {line[:80]!r}") from None
+
+
+@contextlib.contextmanager
+def _as_one_line(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{path} could not be written ({error.strerror or error})") from error
 
 
 def _lacks_newline(file: IO[bytes]) -> bool:

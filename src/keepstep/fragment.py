@@ -37,9 +37,9 @@ class Fragment:
     def detach(self) -> Fragment:
         return self
 
-    def zero_(self) -> None:
-        for view in self._views.values():
-            view.zero_()
+    def copy_(self, other: Fragment) -> None:
+        for offsets, view in self._views.items():
+            view.copy_(other._views[offsets])
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)

@@ -14,7 +14,7 @@ from keepstep.checkpoint.tree import Tensors, put_together, split_path, take_apa
 from keepstep.collective import Collective
 from keepstep.data.loader import Loader
 from keepstep.data.order import Stateful
-from keepstep.errors import CheckpointError, ConfigError, KeepstepError
+from keepstep.errors import CheckpointError, CheckpointUnreadable, ConfigError, KeepstepError
 from keepstep.strategies.base import PreparedModel, Scaler
 from keepstep.strategies.optimizer import PreparedOptimizer
 
@@ -149,7 +149,9 @@ def newest_good(
 ) -> tuple[int | None, list[str]]:
     """The newest checkpoint that is whole, the same on every worker, and why newer ones were passed over.
 
-    `fetches`: whether this worker is the one that fetches for its machine what lies in an object store.
+    Raises where it cannot be known whether the newest is whole: a disk that does not answer, or is not for us to read,
+    is no reason to make steps again. `fetches`: whether this worker is the one that fetches for its machine what lies
+    in an object store.
     """
     passed_over: list[str] = []
     for step in collective.from_rank0(list(newest_first(store)) if rank == 0 else []):
@@ -162,26 +164,33 @@ def newest_good(
             problems = [found for found in collective.objects(problem) if found]
         if not problems:
             return step, passed_over
-        passed_over.append(problems[0])
+        if all(isinstance(problem, CheckpointUnreadable) for problem in problems):
+            raise CheckpointUnreadable(f"{problems[0]}; it may well be good, so nothing was changed: {_SEE_TO_IT}")
+        passed_over.append(str(next(found for found in problems if not isinstance(found, CheckpointUnreadable))))
     return None, passed_over
 
 
-def _fetch_problem(store: Store, step: int) -> str | None:
+_SEE_TO_IT = "see to that, then start the same command again"
+
+
+def _fetch_problem(store: Store, step: int) -> CheckpointError | None:
     try:
         store.fetch(step)
     except CheckpointError as error:
-        return str(error)
+        return error
+    except OSError as error:  # of this machine's disk, which says nothing of the checkpoint
+        return CheckpointUnreadable(f"{store.path(step).name} could not be fetched ({error})")
     return None
 
 
-def _problem(store: Store, step: int, rank: int, world_size: int) -> str | None:
+def _problem(store: Store, step: int, rank: int, world_size: int) -> CheckpointError | None:
     from keepstep.checkpoint.contents import check_contents
 
     try:
         store.check(step, rank, world_size)
         check_contents(store, step, rank)
-    except (CheckpointError, OSError) as error:
-        return str(error)
+    except CheckpointError as error:
+        return error
     return None
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from keepstep.config import Config
 from keepstep.context import JOB, Job, script_name, stamped
 from keepstep.engines import Launch, Outcome, make_engine
-from keepstep.errors import ConfigError
+from keepstep.errors import ConfigError, RunFolderError
 from keepstep.failure import WorkerFailure, decide, describe, first_cause_first
 from keepstep.folder import RunFolder
 from keepstep.observe.console import Display, format_metrics
@@ -155,7 +156,8 @@ class Supervisor:
         if self._leads:
             failed = [{"rank": f.rank, "cause": f.cause, "message": f.message, "step": f.step, "phase": f.phase,
                        "traceback": f.traceback, "log_tail": f.log_tail} for f in ordered]  # fmt: skip
-            self._folder.event("failed", failures=failed, retry=retry, reason=decision.reason)
+            with suppress(RunFolderError):  # a disk that is full is the failure itself, and is said below
+                self._folder.event("failed", failures=failed, retry=retry, reason=decision.reason)
         self._watch()
         self._display.say(f"keepstep: {describe(ordered)}", style="red")
         if ordered[0].user_error:
@@ -235,17 +237,18 @@ class Supervisor:
         unknown = 0 if self._leads else max((pulse.step for pulse in self._pulses().values()), default=0)
         step, metrics = int(last.get("step", unknown)), last.get("metrics", {})
         if self._leads:
-            self._folder.event("ended", outcome=outcome.value, step=step, seconds=self._ledger.seconds)
-            self._folder.write_result(
-                {
-                    "status": outcome.value,
-                    "step": step,
-                    "epoch": last.get("epoch"),
-                    "metrics": metrics,
-                    "attempts": len(self._history) + (outcome is not Outcome.FAILED),
-                    "seconds": self._ledger.seconds,
-                }
-            )
+            result = {
+                "status": outcome.value,
+                "step": step,
+                "epoch": last.get("epoch"),
+                "metrics": metrics,
+                "attempts": len(self._history) + (outcome is not Outcome.FAILED),
+                "seconds": self._ledger.seconds,
+            }
+            # What made the run fail has been said, and may be why this cannot be written.
+            with suppress(RunFolderError) if outcome is Outcome.FAILED else nullcontext():
+                self._folder.event("ended", outcome=outcome.value, step=step, seconds=self._ledger.seconds)
+                self._folder.write_result(result)
             if outcome is Outcome.FAILED:
                 self._folder.push_after_failure()
             else:

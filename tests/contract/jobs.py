@@ -38,6 +38,9 @@ COMBINATIONS = [
     *(Combination("inprocess", strategy, 1) for strategy in ("single", "ddp", "fsdp", "fsdp2")),
     Combination("torchrun", "single", 1),
     *(Combination("torchrun", strategy, n) for strategy in ("ddp", "fsdp", "fsdp2") for n in (1, 2, 4)),
+    Combination("inprocess", "zero3", 1),
+    *(Combination("torchrun", strategy, 2) for strategy in ("zero1", "zero2", "zero3")),
+    Combination("torchrun", "zero3", 4),
 ]
 
 

@@ -86,8 +86,8 @@ def _whole(storage: Path, seed: int, rounds: int) -> None:
 
 @pytest.mark.timeout(600)
 def test_any_strategy_goes_on_from_any_other(storage: Path) -> None:
-    """A sample of the 7 × 7 strategies × world sizes, drawn afresh in every run: 14 pairs."""
-    _whole(storage, random.randrange(10**6), rounds=2)
+    """A sample of the 7 × 7 strategies × world sizes, drawn afresh in every run: each saves once and resumes once."""
+    _whole(storage, random.randrange(10**6), rounds=1)
 
 
 @pytest.mark.slow

@@ -67,3 +67,19 @@ def test_what_it_cannot_do_it_says(
 ) -> None:
     assert run(tmp_path, "zero2", *arguments, **settings) is Outcome.FAILED
     assert says in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_whose_state_lies_on_a_disk_is_saved_and_resumed(tmp_path: Path) -> None:
+    """Slow: DeepSpeed compiles its disk access for minutes, once a machine."""
+    deepspeed = pytest.importorskip("deepspeed")
+    if not deepspeed.ops.__compatible_ops__.get("async_io"):
+        pytest.skip("needs libaio and a C++ compiler")
+    wide = ("--width", "800")  # below a megabyte DeepSpeed leaves a tensor in memory
+    expected = metrics(tmp_path / "memory", "zero3", *wide)
+    disk = {"nvme_offload": str(tmp_path / "swap"), "checkpoint_every": "3"}
+    assert run(tmp_path / "disk", "zero3", *wide, "--die-at", "5", **disk) is Outcome.FAILED
+    assert list((tmp_path / "swap").rglob("*.swp"))
+    assert metrics(tmp_path / "disk", "zero3", *wide, **disk) == expected
+    assert [event["step"] for event in Done(RunFolder(tmp_path / "disk", "zero3")).events("resumed")] == [3]

@@ -19,12 +19,23 @@ parser.add_argument("--frozen", action="store_true", help="a layer that is not t
 parser.add_argument("--tied", action="store_true", help="two layers that share a weight")
 parser.add_argument("--discard", action="store_true", help="gradients made, and thrown away")
 parser.add_argument("--two-models", action="store_true")
+parser.add_argument("--width", type=int, default=8)
+parser.add_argument("--die-at", type=int)
 parser.add_argument("--closure", action="store_true")
 args = parser.parse_args()
 
 run = keepstep.start()
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
+wide = args.width
+model = nn.Sequential(
+    nn.Linear(8, wide),
+    nn.GELU(),
+    nn.LayerNorm(wide),
+    nn.Linear(wide, wide),
+    nn.GELU(),
+    nn.Linear(wide, wide),
+    nn.Linear(wide, 3),
+)
 if args.frozen:
     model[0].requires_grad_(False)
 if args.tied:
@@ -39,6 +50,8 @@ if args.two_models:
     run.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
 for _ in run.epochs(2):
     for x, y in run.steps(train):
+        if run.step == args.die_at:
+            raise SystemExit("as asked")
         if args.discard:
             F.cross_entropy(model(-x), y).backward()
             optimizer.zero_grad()

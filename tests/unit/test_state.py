@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from keepstep.checkpoint.store import Manifest, Store
 from keepstep.collective import Collective
 from keepstep.config import StrategyConfig
 from keepstep.data.loader import Batch, Loader
-from keepstep.errors import CheckpointError, ConfigError
+from keepstep.errors import CheckpointError, CheckpointUnreadable, ConfigError
 from keepstep.state import TrainingState, load, newest_good
 from keepstep.strategies import Setup, make_strategy
 from keepstep.strategies.optimizer import PreparedOptimizer
@@ -188,6 +191,35 @@ def test_without_a_good_checkpoint_there_is_none(store: Store) -> None:
     save(store, 1, make_state())
     (store.path(1) / "manifest.json").unlink()
     assert newest_good(store, ALONE, 0, 1) == (None, ["step_00000001 has no manifest.json"])
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
+def test_what_cannot_be_read_now_is_no_reason_to_go_further_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    save(store, 1, make_state())
+    save(store, 2, make_state())
+    (store.path(2) / "manifest.json").write_text("{")  # provably bad, and yet the older one must be known to be good
+
+    def fail(path: Path) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("keepstep.checkpoint.store.digest", fail)
+    with pytest.raises(CheckpointUnreadable) as error:
+        newest_good(store, ALONE, 0, 1)
+    assert str(error.value).startswith("step_00000001/") and os.strerror(number) in str(error.value)
+    assert "nothing was changed" in str(error.value)
+
+
+def test_a_newer_format_is_no_damage_unless_it_is_damaged(store: Store) -> None:
+    save(store, 1, make_state())
+    path = store.path(1) / "manifest.json"
+    text = path.read_text()
+    path.write_text(replace(Manifest.from_json(text), format=3).to_json())
+    with pytest.raises(CheckpointUnreadable, match="its format is 3; this keepstep reads format 1"):
+        newest_good(store, ALONE, 0, 1)
+    path.write_text(text.replace('"format": 1', '"format": 3'))  # one flipped bit
+    assert newest_good(store, ALONE, 0, 1)[0] is None
 
 
 def test_workers_agree_though_each_checks_a_part(store: Store, run_ranks: RunRanks) -> None:

@@ -73,4 +73,4 @@ def check_contents(store: Store, step: int, rank: int | None = None) -> None:
             contents.check_worker(rank)
     except CheckpointError as error:
         name = store.path(step).name
-        raise CheckpointError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+        raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None

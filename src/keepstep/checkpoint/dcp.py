@@ -36,7 +36,7 @@ from keepstep.checkpoint.files import dtype_name, write_safetensors
 from keepstep.checkpoint.index import Piece, bytes_by_file, parse_index
 from keepstep.checkpoint.store import FileRecord
 from keepstep.checkpoint.tree import Tensors
-from keepstep.checkpoint.untrusted import read_json, shown, size_of
+from keepstep.checkpoint.untrusted import read_error, read_json, shown, size_of
 from keepstep.errors import CheckpointError
 from keepstep.fragment import Fragment
 
@@ -332,7 +332,9 @@ class Reader:
         try:
             with safe_open(path, framework="pt") as opened:
                 yield opened
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            raise read_error(f"{self._folder.name}/{file}", error) from None
+        except SafetensorError as error:
             raise CheckpointError(f"{self._folder.name}/{file} cannot be read: {shown(str(error))}") from None
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from keepstep.checkpoint.store import FileRecord, Manifest, Store, record, sync_file, write_durably
 from keepstep.checkpoint.tree import Tensors, take_apart
 from keepstep.checkpoint.untrusted import JSON_LIMIT
-from keepstep.errors import CheckpointError
+from keepstep.errors import CheckpointError, RunFolderError
 
 STATE = "state.json"
 
@@ -138,8 +138,8 @@ class Saver:
                 self._on_commit(manifest, time.perf_counter() - started)
 
             write(folder, self._snapshot, self._rank, rank_json, self._group, commit)
-        except (OSError, CheckpointError) as error:
-            raise CheckpointError(self._explain(manifest.step, error)) from error
+        except (OSError, CheckpointError, RunFolderError) as error:
+            raise self.failure(manifest.step, error) from error
         if self._store.mirror is not None:
             from keepstep.checkpoint.upload import upload
 
@@ -156,13 +156,19 @@ class Saver:
         files = {**files, **{name: record(folder / name) for name in (STATE, INDEX)}}
         self._store.commit(folder, replace(manifest, files=files, created=time.time(), torch=torch.__version__))
 
-    def _explain(self, step: int, error: Exception) -> str:
-        newest = self._store.steps()[-1:]
-        kept = f"the newest good one is step {newest[0]}" if newest else "there is none before it"
+    def failure(self, step: int, error: Exception) -> CheckpointError:
+        """What went wrong in a save, what there is to go on from, and what to do."""
+        try:
+            newest = self._store.steps()[-1:]
+        except CheckpointError as unreadable:
+            newest, kept = [], f"nor can others be seen: {unreadable}"
+        else:
+            kept = f"the newest good one is step {newest[0]}" if newest else "there is none before it"
+        done = "is written, but not what goes with it" if newest == [step] else "could not be written"
         cause = error if isinstance(error, OSError) else error.__cause__
         advice = ""
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = "; make room, or lower --keep, and start the same command again"
         elif isinstance(cause, PermissionError) or getattr(cause, "errno", None) == errno.EROFS:
             advice = "; make the folder writable, or give another --storage"
-        return f"the checkpoint of step {step} could not be written ({error}); {kept}{advice}"
+        return CheckpointError(f"the checkpoint of step {step} {done} ({error}); {kept}{advice}")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from keepstep.checkpoint.untrusted import check_manifest, read_json, read_text, shown, size_of
-from keepstep.errors import CheckpointError
+from keepstep.checkpoint.untrusted import check_manifest, read_error, read_json, read_text, shown, size_of
+from keepstep.errors import CheckpointError, CheckpointUnreadable
 from keepstep.standard_json import standard, to_json
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 BEST = "best.json"
 _TEMPORARY = ".writing-"
+_GONE = f"{_TEMPORARY}gone-"
 _CHUNK = 1 << 22
 
 
@@ -59,9 +60,13 @@ class Manifest:
     def from_json(cls, text: str) -> Manifest:
         """Raises if it is of another format, or not what was written: what it says decides how a run goes on."""
         raw = json.loads(text)
-        if raw.get("format") != FORMAT:
-            raise CheckpointError(f"its format is {shown(raw.get('format'))}; this keepstep reads format {FORMAT}")
-        if raw.pop("xxh3", None) != _checksum(raw):
+        is_whole = raw.pop("xxh3", None) == _checksum(raw)
+        number = raw.get("format")
+        if number != FORMAT:
+            # One flipped bit makes a 3 of a 1: what is a newer version's is also whole.
+            kind = CheckpointUnreadable if is_whole and type(number) is int and number > FORMAT else CheckpointError
+            raise kind(f"its format is {shown(number)}; this keepstep reads format {FORMAT}")
+        if not is_whole:
             raise CheckpointError("it is damaged: its own checksum differs")
         check_manifest(raw)  # anybody can make a checksum
         files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
@@ -85,9 +90,12 @@ class Store:
 
     def steps(self) -> list[int]:
         """Steps that have a committed checkpoint, oldest first."""
-        if not self.root.is_dir():
+        try:
+            steps = [step_of(entry.name) for entry in self.root.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        steps = (step_of(entry.name) for entry in self.root.iterdir())
+        except OSError as error:  # not to be taken for a run without checkpoints
+            raise read_error(str(self.root), error) from None
         return sorted(step for step in steps if step is not None)
 
     def begin(self, step: int, nonce: str) -> Path:
@@ -109,8 +117,12 @@ class Store:
 
     def read_manifest(self, step: int) -> Manifest:
         name, path = self.path(step).name, self.path(step) / MANIFEST
-        if not os.path.lexists(path):
-            raise CheckpointError(f"{name} has no {MANIFEST}")
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise CheckpointError(f"{name} has no {MANIFEST}") from None
+        except OSError as error:
+            raise read_error(f"{name}/{MANIFEST}", error) from None
         return parse_manifest(read_text(path), name)
 
     def fetch(self, step: int) -> None:
@@ -127,7 +139,11 @@ class Store:
             found = size_of(path)
             if found != expected.bytes:
                 raise CheckpointError(f"{self.path(step).name}/{name} has {found} bytes; {expected.bytes} were written")
-            if digest(path) != expected.xxh3:
+            try:
+                is_good = digest(path) == expected.xxh3
+            except OSError as error:
+                raise read_error(f"{self.path(step).name}/{name}", error) from None
+            if not is_good:
                 raise CheckpointError(f"{self.path(step).name}/{name} is damaged: its checksum differs")
 
     def remember_best(self, step: int, metric: str, value: float) -> None:
@@ -140,6 +156,8 @@ class Store:
         try:
             raw = read_json(self.root / BEST)
             return {"step": int(raw["step"]), "metric": str(raw["metric"]), "value": float(raw["value"])}
+        except CheckpointUnreadable:  # to take it for none is to delete the best
+            raise
         except (CheckpointError, ValueError, TypeError, KeyError, OverflowError):
             return None
 
@@ -148,10 +166,10 @@ class Store:
 
         They are not deleted: somebody may want to know what befell them, or read them with a newer version.
         """
+        best = self.best()
         for later in self.steps():
             if later > step:
                 self.path(later).rename(self.root / f"damaged-{self.path(later).name}-{uuid.uuid4().hex[:8]}")
-        best = self.best()
         if best is not None and best["step"] > step:
             (self.root / BEST).unlink()
 
@@ -163,15 +181,12 @@ class Store:
         kept = set(steps[-newest:]) | ({best["step"]} if best else set())
         gone = [step for step in steps if step not in kept]
         for step in gone:
-            self._drop(step)
+            # Renamed first: a reader never meets a checkpoint that is half gone.
+            with contextlib.suppress(FileNotFoundError):  # somebody was faster
+                self.path(step).rename(self.root / f"{_GONE}{uuid.uuid4().hex[:8]}")
+        for doomed in self.root.glob(f"{_GONE}*"):  # also what could not be deleted the last time
+            shutil.rmtree(doomed, ignore_errors=True)
         return gone
-
-    def _drop(self, step: int) -> None:
-        # Renamed first: a reader never meets a checkpoint that is half gone.
-        doomed = self.root / f"{_TEMPORARY}gone-{uuid.uuid4().hex[:8]}"
-        with contextlib.suppress(FileNotFoundError):  # somebody was faster
-            self.path(step).rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
 
     def sweep(self) -> None:
         """Deletes what interrupted writes left behind."""
@@ -205,7 +220,7 @@ def parse_manifest(text: str, checkpoint: str) -> Manifest:
     try:
         return Manifest.from_json(text)
     except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint}/{MANIFEST} cannot be used: {error}") from None
+        raise type(error)(f"{checkpoint}/{MANIFEST} cannot be used: {error}") from None
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint}/{MANIFEST} cannot be read: {shown(error)}") from None
 
@@ -224,7 +239,7 @@ def digest(path: Path) -> str:
     """The file's checksum (xxh3, 128 bits): finds damage, at memory speed."""
     hasher = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        buffer = bytearray(_CHUNK)
+        buffer = bytearray(min(_CHUNK, os.fstat(file.fileno()).st_size + 1))  # making 4 MiB takes longer than 4 KiB
         view = memoryview(buffer)
         while count := file.readinto(buffer):
             hasher.update(view[:count])

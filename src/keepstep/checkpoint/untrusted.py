@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -10,12 +11,13 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from keepstep.errors import CheckpointError
+from keepstep.errors import CheckpointError, CheckpointUnreadable
 
 JSON_LIMIT = 1 << 30
 """The most bytes a checkpoint's JSON may have: values that are no tensors. A sparse file costs nothing to send."""
 _LARGEST = (1 << 63) - 1
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_NOT_WHAT_WAS_WRITTEN = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _LATEST = 253402300799.0
 """The end of the year 9999: later times have no date."""
 
@@ -40,6 +42,16 @@ def integer(value: object, what: str, least: int = 0) -> int:
     return value
 
 
+def read_error(where: str, error: OSError) -> CheckpointError:
+    """What the system says of a file: that it is not the one that was written, or only that it cannot be read now."""
+    number = error.errno
+    if number is None and (named := re.search(r"os error (\d+)", str(error))):  # how Rust packages say it
+        number = int(named[1])
+    gone = number is None or number in _NOT_WHAT_WAS_WRITTEN or isinstance(error, FileNotFoundError)
+    kind = CheckpointError if gone else CheckpointUnreadable
+    return kind(f"{where} cannot be read: {error.strerror or shown(str(error))}")
+
+
 def size_of(path: Path) -> int:
     """The bytes of a regular file. A link could lead out of the folder, and a pipe would be waited for for ever."""
     where = f"{path.parent.name}/{path.name}"
@@ -48,7 +60,7 @@ def size_of(path: Path) -> int:
     except FileNotFoundError:
         raise CheckpointError(f"{where} is missing") from None
     except OSError as error:
-        raise CheckpointError(f"{where} cannot be read: {error.strerror}") from None
+        raise read_error(where, error) from None
     if not stat.S_ISREG(found.st_mode):
         raise CheckpointError(f"{where} is not a regular file; a checkpoint has no links, folders or devices in it")
     return found.st_size
@@ -67,7 +79,7 @@ def read_text(path: Path, declared: int | None = None) -> str:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             return file.read(size).decode()
     except OSError as error:
-        raise CheckpointError(f"{where} cannot be read: {error.strerror}") from None
+        raise read_error(where, error) from None
     except (ValueError, MemoryError) as error:
         raise CheckpointError(f"{where} cannot be read: {shown(str(error) or 'too large')}") from None
 

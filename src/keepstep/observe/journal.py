@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from keepstep.checkpoint.store import Manifest
+from keepstep.checkpoint.store import Manifest, Store
 from keepstep.context import Context
+from keepstep.errors import RunFolderError
 from keepstep.observe.heart import Heart
 from keepstep.observe.ledger import Ledger
 from keepstep.observe.metrics import MetricsFile
@@ -69,10 +70,19 @@ class Journal:
 
     def write(self, lines: list[dict[str, Any]], step: int, epoch: int) -> None:
         if self._file is not None:
-            self._file.write(lines)
+            try:
+                self._file.write(lines)
+            except OSError as error:
+                raise self._failure(error) from error
         if self._display is not None:
             merged = {name: value for line in lines for name, value in line.items()}
             self._display.update(step, epoch, merged)
+
+    def _failure(self, error: OSError) -> RunFolderError:
+        newest = Store(self._folder.checkpoints, keep=1).steps()[-1:]
+        kept = f"the newest good checkpoint is of step {newest[0]}" if newest else "there is no checkpoint yet"
+        what = f"{self._folder.metrics} could not be written ({error.strerror or error})"
+        return RunFolderError(f"{what}; {kept}; see to that, then start the same command again")
 
     def position(self) -> int:
         """How long metrics.jsonl is, on the disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import zlib
@@ -121,7 +122,8 @@ class MetricsFile:
         self._file.truncate(min(position, size))  # beyond the end it would fill in zeros
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a write that has failed before, and was told then
+            self._file.close()
 
 
 def _number(name: str, value: Any) -> Number:

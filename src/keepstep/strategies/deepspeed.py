@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 from keepstep.errors import ConfigError, LoopError
 from keepstep.fragment import Fragment
 from keepstep.strategies.base import PreparedModel, Scaler, Setup, Strategy
-from keepstep.strategies.deepspeed_config import deepspeed_config
+from keepstep.strategies.deepspeed_config import deepspeed_config, keeping_gradients
 from keepstep.strategies.forward import to_float32
 from keepstep.strategies.optimizer import PreparedOptimizer
-from keepstep.strategies.zero_state import Slot, frozen_fragment, refresh_weights, slots
+from keepstep.strategies.zero_state import Slot, frozen_fragment, on_disk, refresh_weights, resident, slots
 
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Of torch's own: those whose update of one number depends on its row, its matrix or all of them."""
@@ -103,6 +103,7 @@ class ZeroModel(PreparedModel):
     def join(self, prepared: PreparedOptimizer, config: dict[str, Any], deepspeed: Any) -> None:
         """Hands model and optimizer over to DeepSpeed, which wants them together."""
         names = self.named_parameters()
+        config = keeping_gradients(config, max(p.numel() for p in names.values()), self._setup.world_size)
         self._clips_itself = bool(config.get("gradient_clipping"))
         self.engine, *_ = deepspeed.initialize(
             model=self.module, optimizer=prepared.optimizer, config=config, dist_init_required=False
@@ -200,27 +201,23 @@ class ZeroModel(PreparedModel):
         state: dict[str, Any] = dict(self.module.state_dict())
         for name in state.keys() & parameters.keys():
             slot = self._slots.get(name)
-            held = slot.fragment(slot.flat) if slot else frozen_fragment(self._zero, parameters[name])
-            state[name] = held
+            state[name] = self._held(slot, None) if slot else frozen_fragment(self._zero, parameters[name])
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
         if self.engine is None:
             super().load_state(state)
             return
+        self._write_back(state, None)
         refresh_weights(self._zero)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         state: dict[str, dict[str, Any]] = {}
         for name in dict(self.module.named_parameters()).keys() & self._slots.keys():  # a tied one under one name
             slot = self._slots[name]
+            whole = {what for what, value in optimizer.state.get(slot.flat, {}).items() if _is_single(value)}
             kept = optimizer.state.get(slot.flat, {})
-            state[name] = {
-                what: slot.fragment(value)
-                if isinstance(value, torch.Tensor) and value.shape == slot.flat.shape
-                else value
-                for what, value in kept.items()
-            }
+            state[name] = {what: kept[what] if what in whole else self._held(slot, what) for what in kept}
         return state
 
     def optimizer_target(
@@ -229,19 +226,45 @@ class ZeroModel(PreparedModel):
         slot = self._slots[name]
         if slot.shape != shape:
             return torch.empty(shape, dtype=dtype)
-        kept = optimizer.state[slot.flat]
-        if what not in kept or kept[what].shape != slot.flat.shape:
-            kept[what] = torch.zeros_like(slot.flat, dtype=dtype, requires_grad=False)
-        return slot.fragment(kept[what])
+        with resident(self._zero, slot.group, changes=True):
+            if what not in optimizer.state[slot.flat]:
+                optimizer.state[slot.flat][what] = torch.zeros_like(slot.flat, dtype=dtype, requires_grad=False)
+        return self._held(slot, what)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
         """Fragments are filled in place; what is one for a whole parameter is one for the whole flat memory here."""
+        for what in {what for kept in state.values() for what in kept}:
+            filled = {name: kept[what] for name, kept in state.items() if isinstance(kept.get(what), Fragment)}
+            self._write_back(filled, what)
         for name, kept in state.items():
-            slot = self._slots[name]
             for what, value in kept.items():
                 if not isinstance(value, Fragment):
-                    optimizer.state[slot.flat][what] = value
+                    optimizer.state[self._slots[name].flat][what] = value
         return None
+
+    def _memory(self, slot: Slot, what: str | None) -> torch.Tensor:
+        """The flat memory of weights (None), or of a part of the optimizer's state."""
+        memory: torch.Tensor = slot.flat if what is None else self._zero.optimizer.state[slot.flat][what]
+        return memory
+
+    def _held(self, slot: Slot, what: str | None) -> Fragment:
+        """This worker's interval: the memory itself, or a copy of what lies on a disk."""
+        if not on_disk(self._zero, slot.group):
+            return slot.fragment(self._memory(slot, what))
+        with resident(self._zero, slot.group):
+            return slot.fragment(self._memory(slot, what).clone())
+
+    def _write_back(self, filled: dict[str, Any], what: str | None) -> None:
+        """Puts what was loaded into copies onto the disk that they are copies of."""
+        for name, slot in self._slots.items():
+            if name in filled and on_disk(self._zero, slot.group):
+                with resident(self._zero, slot.group, changes=True):
+                    slot.fragment(self._memory(slot, what)).copy_(filled[name])
+
+
+def _is_single(value: Any) -> bool:
+    """Whether it is one value for all of a parameter's numbers, as Adam's step is."""
+    return not isinstance(value, torch.Tensor) or value.dim() == 0
 
 
 class Zero(Strategy):
@@ -254,6 +277,11 @@ class Zero(Strategy):
         super().__init__(setup)
         self._config = deepspeed_config(setup.config, self.stage)
         self._deepspeed = _deepspeed(setup.device)
+        if setup.config.nvme_offload is not None and not self._deepspeed.ops.__compatible_ops__.get("async_io"):
+            raise ConfigError(
+                "--nvme-offload needs DeepSpeed's async_io, which cannot be built here; install libaio (Debian: "
+                "libaio-dev) and a C++ compiler, or use --cpu-offload"
+            )
         self._scaler = ZeroScaler() if setup.config.precision == "fp16" else None
         self._joined = False
 

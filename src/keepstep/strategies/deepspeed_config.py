@@ -9,6 +9,7 @@ from typing import Any
 from keepstep.config import StrategyConfig
 from keepstep.errors import ConfigError
 
+_MEGABYTE = 1 << 20
 _NOT_HERE = {
     "train_batch_size": "the batch is the DataLoader's batch_size",
     "train_micro_batch_size_per_gpu": "the batch is the DataLoader's batch_size",
@@ -58,6 +59,20 @@ def _of_flags(config: StrategyConfig, stage: int) -> dict[str, Any]:
         },
     }
     return settings
+
+
+def keeping_gradients(config: dict[str, Any], largest_parameter: int, world_size: int) -> dict[str, Any]:
+    """The same, but that gradients stay in memory where the optimizer's state lies on a disk.
+
+    DeepSpeed 0.19 loses the others as soon as it puts one gradient there, and trains on, wrongly. It puts there what
+    is larger than a block: so a block is made larger than a worker's part of any gradient.
+    """
+    if config["zero_optimization"].get("offload_optimizer", {}).get("device") != "nvme":
+        return config
+    gradient_bytes = 4 * -(-largest_parameter // world_size)
+    block = (gradient_bytes // _MEGABYTE + 1) * _MEGABYTE
+    aio = config.get("aio", {})
+    return {**config, "aio": {**aio, "block_size": max(block, aio.get("block_size", 0))}}
 
 
 def _read(path: Path) -> dict[str, Any]:

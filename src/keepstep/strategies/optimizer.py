@@ -122,11 +122,13 @@ class PreparedOptimizer:
             nonlocal inside
             if inside:
                 return plain(*args, **kwargs)
-            inside, self.stepped = True, True
+            inside = True
             try:
-                return instead(*args, **kwargs)
+                result = instead(*args, **kwargs)
             finally:
                 inside = False
+            self.stepped = True  # also where fp16 overflowed, and nothing was changed
+            return result
 
         # A method, as a scheduler that is made later expects to find.
         self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,8 @@ class Slot:
     """The parameter's own, whole."""
     begin: int
     """Which of the parameter's numbers is the first of the interval."""
+    group: int = 0
+    """The one of DeepSpeed's groups that it lies in."""
 
     def fragment(self, memory: torch.Tensor) -> Fragment:
         """The interval in `flat`, or in something laid out as it is."""
@@ -62,7 +66,7 @@ def _slot_3(zero: Any, parameter: nn.Parameter) -> Slot | None:
     group, start, part = position
     begin, shape = zero._get_param_partition_rank(parameter) * part, shape_of(parameter)
     length = max(0, min(part, shape.numel() - begin))
-    return Slot(zero.fp32_partitioned_groups_flat[group], start, length, shape, begin)
+    return Slot(zero.fp32_partitioned_groups_flat[group], start, length, shape, begin, group)
 
 
 def frozen_fragment(zero: Any, parameter: nn.Parameter) -> Fragment | torch.Tensor:
@@ -74,12 +78,34 @@ def frozen_fragment(zero: Any, parameter: nn.Parameter) -> Fragment | torch.Tens
     return Fragment(shape, begin, part.narrow(0, 0, max(0, min(part.numel(), shape.numel() - begin))))
 
 
+def on_disk(zero: Any, group: int) -> bool:
+    """Whether a group's memory lies on a disk between steps."""
+    return bool(getattr(zero, "swap_optimizer", False) and zero._swappable_optimizer_subgroup(group))
+
+
+@contextmanager
+def resident(zero: Any, group: int, changes: bool = False) -> Iterator[None]:
+    """Within, a group that lies on a disk is in memory; what `changes` is written back."""
+    if not on_disk(zero, group):
+        yield
+        return
+    zero._optimizer_states_and_gradient_swap_in(group)
+    try:
+        yield
+    finally:
+        if changes:
+            zero._optimizer_states_and_gradient_swap_out(group)
+        else:
+            zero._release_swap_buffers(group)
+
+
 def refresh_weights(zero: Any) -> None:
     """Gives the model the weights that its fp32 copies now have; collective."""
     if not hasattr(zero, "fp32_partitioned_groups_flat"):
         zero.update_lp_params()
         return
     for group in range(len(zero.fp16_groups)):
-        zero._reassign_or_swap_out_partitioned_parameters(group)
+        with resident(zero, group):
+            zero._reassign_or_swap_out_partitioned_parameters(group)
     if zero.persistent_parameters:  # small ones, which every worker holds whole
         zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
