@@ -133,7 +133,7 @@ def test_folder_that_cannot_be_written(keepstep: Keepstep, tmp_path: Path) -> No
 
 def test_strategy_that_cannot_do_what_a_flag_asks(keepstep: Keepstep, tmp_path: Path) -> None:
     train = script(tmp_path)
-    assert "--cpu-offload works with --strategy fsdp or fsdp2, not ddp" in complaint(
+    assert "--cpu-offload works with --strategy fsdp, fsdp2 or zero, not ddp" in complaint(
         keepstep("run", "--workers", "2", "--strategy", "ddp", "--cpu-offload", train), 2
     )
     assert "--strategy single runs 1 worker, not 2" in complaint(

@@ -213,11 +213,11 @@ class ZeroModel(PreparedModel):
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         state: dict[str, dict[str, Any]] = {}
-        for name in dict(self.module.named_parameters()).keys() & self._slots.keys():  # a tied one under one name
-            slot = self._slots[name]
-            whole = {what for what, value in optimizer.state.get(slot.flat, {}).items() if _is_single(value)}
-            kept = optimizer.state.get(slot.flat, {})
-            state[name] = {what: kept[what] if what in whole else self._held(slot, what) for what in kept}
+        for name, _ in self.module.named_parameters():  # a tied one under one name
+            if name in self._slots:
+                slot = self._slots[name]
+                kept = optimizer.state.get(slot.flat, {})
+                state[name] = {w: value if _is_single(value) else self._held(slot, w) for w, value in kept.items()}
         return state
 
     def optimizer_target(
