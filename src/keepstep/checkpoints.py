@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from keepstep.checkpoint.store import Manifest, Store
+from keepstep.checkpoint.store import BEST, Manifest, Store, step_of
 from keepstep.errors import EXIT_FAILED, CheckpointError
 from keepstep.folder import RunFolder
 from keepstep.observe.console import format_metrics
@@ -103,7 +102,7 @@ def _others(folder: RunFolder) -> Iterator[Row]:
             note = "set aside, for it could not be read; delete it when you know why"
         elif path.name.startswith(".writing-"):
             note = "being written" if running else "left by an interrupted save; the next start deletes it"
-        elif path.name == "best.json" or re.fullmatch(r"step_[0-9]{8,}", path.name):
+        elif path.name == BEST or step_of(path.name) is not None:
             continue
         else:
             note = "not keepstep's"

@@ -23,7 +23,7 @@ class Fragment:
 
     def __init__(self, shape: torch.Size, begin: int, values: torch.Tensor) -> None:
         """`values`: the numbers from `begin` on, in memory that is the optimizer's or the model's own."""
-        self.shape, self.dtype, self.device = shape, values.dtype, values.device
+        self.shape, self.dtype = shape, values.dtype
         self._views: dict[torch.Size, torch.Tensor] = {}
         at = 0
         for offsets, sizes in boxes(tuple(shape), begin, begin + values.numel()):

@@ -115,6 +115,16 @@ def command(storage: Path, name: str, combination: Combination, arguments: list[
     return done.returncode
 
 
+def run_and_kill(storage: Path, name: str, combination: Combination, arguments: list[str]) -> list[str]:
+    """Leaves a run that died in step 14 and has a checkpoint of step 10; returns the arguments that it died with."""
+    kill = [*arguments, "--kill", f"body:13:{combination.workers - 1}"]
+    if combination.engine == "inprocess":
+        assert command(storage, name, combination, kill, "--checkpoint-mode", "sync") == -9
+    else:
+        assert job(storage, name, combination, kill, max_failures=0, checkpoint_mode="sync") is Outcome.FAILED
+    return kill
+
+
 def assert_same(expected: Done, found: Done) -> None:
     """Bitwise: metrics, samples, weights, optimizer state, generators, position."""
     assert found.metrics == expected.metrics

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from contract.jobs import COMBINATIONS, Combination, Done, assert_same, command, job
+from contract.jobs import COMBINATIONS, Combination, Done, assert_same, command, job, run_and_kill
 from keepstep.engines import Outcome
 from keepstep.folder import RunFolder
 
@@ -121,11 +121,7 @@ def test_goes_on_at_another_world_size_and_strategy(storage: Path, first: Combin
     if not (storage / calm).exists():
         assert job(storage, calm, Combination("inprocess", "single", 1), plain) is Outcome.FINISHED
     name = f"moved-{first}-{then}"
-    kill = [*plain, "--kill", f"body:13:{first.workers - 1}"]
-    if first.engine == "inprocess":
-        assert command(storage, name, first, kill, "--checkpoint-mode", "sync") == -9
-    else:
-        assert job(storage, name, first, kill, max_failures=0, checkpoint_mode="sync") is Outcome.FAILED
+    kill = run_and_kill(storage, name, first, plain)
     assert job(storage, name, then, kill) is Outcome.FINISHED
     expected, moved = Done(RunFolder(storage, calm)), Done(RunFolder(storage, name))
     assert [event["step"] for event in moved.events("resumed")] == [10]

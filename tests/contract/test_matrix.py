@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from contract.jobs import Combination, Done, command, job
+from contract.jobs import Combination, Done, job, run_and_kill
 from keepstep.engines import Outcome
 from keepstep.folder import RunFolder
 
@@ -50,13 +50,8 @@ def _calm(storage: Path) -> Done:
 
 @cache
 def _killed(storage: Path, saved_by: Combination) -> Path:
-    """A run that died in step 14 and has a checkpoint of step 10."""
     name = f"killed-{saved_by}"
-    kill = [*_PLAIN, "--kill", f"body:13:{saved_by.workers - 1}"]
-    if saved_by.engine == "inprocess":
-        assert command(storage, name, saved_by, kill, "--checkpoint-mode", "sync") == -9
-    else:
-        assert job(storage, name, saved_by, kill, max_failures=0, checkpoint_mode="sync") is Outcome.FAILED
+    run_and_kill(storage, name, saved_by, _PLAIN)
     return storage / name
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -187,10 +186,6 @@ class ZeroModel(PreparedModel):
         for kept in (zero.averaged_gradients, getattr(zero, "all_grad_tensors", {})):
             for group in kept:
                 kept[group] = None
-
-    @contextmanager
-    def no_gradient_sync(self) -> Iterator[None]:
-        yield  # DeepSpeed accumulates until its step, in its own way
 
     # -- what a checkpoint holds --------------------------------------------------------------------------------------
 
