@@ -32,12 +32,11 @@ WARM_STEPS, STEPS = 3, 6
 SAMPLE_S = 2e-3
 MB = 1e6
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
-BLOCK_NUMEL = 2 * WIDTH * 2 * WIDTH + 3 * WIDTH
-SCALED = {  # what DeepSpeed gathers and reduces at a time: one block, as fsdp2 does, not its 5e7 to 1e9 numbers
-    "reduce_bucket_size": BLOCK_NUMEL,
-    "stage3_prefetch_bucket_size": BLOCK_NUMEL,
-    "stage3_max_live_parameters": 2 * BLOCK_NUMEL,
-    "stage3_max_reuse_distance": BLOCK_NUMEL,
+THEIR_SIZES = {  # of what is gathered and reduced at a time, unless told otherwise; keepstep's are those of a block
+    "reduce_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
 }
 KINDS = ("weights", "copy", "gradients", "optimizer")
 
@@ -190,14 +189,14 @@ def promised(strategy: str, workers: int) -> float:
     return whole + (16 - whole) / workers
 
 
-def measured(strategy: str, workers: int, scaled: bool) -> dict[str, Any]:
+def measured(strategy: str, workers: int, their_sizes: bool) -> dict[str, Any]:
     """One run's numbers, in bytes: those of the worker that has most."""
     with tempfile.TemporaryDirectory(prefix="keepstep-bench-") as name:
         folder = Path(name)
-        (folder / "deepspeed.json").write_text(json.dumps({"zero_optimization": SCALED}))
+        (folder / "deepspeed.json").write_text(json.dumps({"zero_optimization": THEIR_SIZES}))
         command = [sys.executable, "-m", "keepstep", "run", f"--workers={workers}", f"--strategy={strategy}"]
         command += ["--device=cpu", "--engine=torchrun", "--max-failures=0", "--storage=runs"]
-        command += ["--deepspeed-config=deepspeed.json"] if scaled else []
+        command += ["--deepspeed-config=deepspeed.json"] if their_sizes else []
         # What is freed goes back to the system at once; by itself the C library would keep it, and it would count.
         kept = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -208,12 +207,12 @@ def measured(strategy: str, workers: int, scaled: bool) -> dict[str, Any]:
     if len(found) != workers:
         raise RuntimeError(f"{' '.join(command)} left with {done.returncode}:\n{done.stdout}{done.stderr}")
     largest = max(found, key=lambda one: one["peak_of_steps"])
-    largest |= {"strategy": strategy, "workers": workers, "scaled": scaled}
+    largest |= {"strategy": strategy, "workers": workers, "their_sizes": their_sizes}
     return {**largest, "promised": promised(strategy, workers) * largest["parameters"]}
 
 
 def print_row(row: dict[str, Any], ddp: dict[str, Any]) -> None:
-    name = row["strategy"] + (" scaled" if row["scaled"] else "")
+    name = row["strategy"] + (" their sizes" if row["their_sizes"] else "")
     counted = [row["counted"][kind] for kind in KINDS]
     kinds = " ".join(f"{value / MB:>9.0f}" for value in (*counted, sum(counted), row["promised"]))
     sizes = " ".join(
@@ -221,18 +220,25 @@ def print_row(row: dict[str, Any], ddp: dict[str, Any]) -> None:
     )  # fmt: skip
     ratios = f"{row['peak_of_steps'] / ddp['peak_of_steps']:>6.2f} {row['promised'] / ddp['promised']:>8.2f}"
     bucket = row["counted"]["bucket"] / MB
-    print(f"{name:<13} {row['workers']:>7} {kinds} {sizes} {ratios} {bucket:>7.0f} {row['step_s']:>7.2f}", flush=True)
+    print(f"{name:<17} {row['workers']:>7} {kinds} {sizes} {ratios} {bucket:>7.0f} {row['step_s']:>7.2f}", flush=True)
 
 
 def print_header() -> None:
     kinds = " ".join(f"{kind:>9}" for kind in (*KINDS, "sum", "promised", "between", "peak", "preparing"))
-    print(f"{'strategy':<13} {'workers':>7} {kinds} {'/ ddp':>6} {'promised':>8} {'bucket':>7} {'step, s':>7}")
+    print(f"{'strategy':<17} {'workers':>7} {kinds} {'/ ddp':>6} {'promised':>8} {'bucket':>7} {'step, s':>7}")
 
 
 def write_json(path: Path, rows: list[dict[str, Any]]) -> None:
     machine = {"platform": platform.platform(), "cores": os.cpu_count(), "load": os.getloadavg()}
     machine |= {"torch": torch.__version__, "python": platform.python_version()}
-    settings = {"width": WIDTH, "blocks": BLOCKS, "batch": BATCH, "steps": STEPS, "scaled": SCALED, "unit": "bytes"}
+    settings = {
+        "width": WIDTH,
+        "blocks": BLOCKS,
+        "batch": BATCH,
+        "steps": STEPS,
+        "their_sizes": THEIR_SIZES,
+        "unit": "bytes",
+    }
     path.write_text(json.dumps({"settings": settings, "machine": machine, "rows": rows}, indent=2) + "\n")
     print(f"\nwritten: {path}")
 
@@ -257,8 +263,8 @@ def main() -> None:
     print_header()
     for workers in arguments.workers:
         of_ddp = len(rows)
-        for strategy, scaled in contenders:
-            rows.append(measured(strategy, workers, scaled))
+        for strategy, their_sizes in contenders:
+            rows.append(measured(strategy, workers, their_sizes))
             print_row(rows[-1], rows[of_ddp])
     if arguments.output:
         write_json(RESULTS / arguments.output, rows)

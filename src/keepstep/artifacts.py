@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from keepstep.checkpoint.store import WRITING
 from keepstep.errors import ConfigError
 
 
@@ -21,7 +22,7 @@ def write_artifact(folder: Path, name: str, value: Any) -> Path:
         raise ConfigError(f"run.save({name!r}, ...): the name must stay inside the run's artifacts folder")
     writer = _writer(name, value)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".writing-{target.name}")  # keeps the suffix: figures choose their format by it
+    temporary = target.with_name(f"{WRITING}{target.name}")  # keeps the suffix: figures choose their format by it
     try:
         writer(temporary)
         temporary.replace(target)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from keepstep.checkpoint.store import BEST, Manifest, Store, step_of
+from keepstep.checkpoint.store import BEST, WRITING, Manifest, Store, step_of
 from keepstep.errors import EXIT_FAILED, CheckpointError
 from keepstep.folder import RunFolder
 from keepstep.observe.console import format_metrics
@@ -100,7 +100,7 @@ def _others(folder: RunFolder) -> Iterator[Row]:
     for path in sorted(folder.checkpoints.iterdir()):
         if path.name.startswith("damaged-"):
             note = "set aside, for it could not be read; delete it when you know why"
-        elif path.name.startswith(".writing-"):
+        elif path.name.startswith(WRITING):
             note = "being written" if running else "left by an interrupted save; the next start deletes it"
         elif path.name == BEST or step_of(path.name) is not None:
             continue

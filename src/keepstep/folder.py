@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from keepstep.checkpoint.store import FetchingStore, Store, write_durably
+from keepstep.checkpoint.store import WRITING, FetchingStore, Store, write_durably
 from keepstep.errors import RunFolderError, StorageError
 from keepstep.standard_json import to_json
 from keepstep.storage import Storage
@@ -114,6 +114,7 @@ class RunFolder:
             raise RunFolderError(
                 f"run '{self.name}' is running already, in {holder}; wait for it, stop it, or give another --name"
             )
+        self._sweep()
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
@@ -121,6 +122,12 @@ class RunFolder:
         _held.add(self)
         if self.mirror is not None:
             self._hold_in_store(self.mirror)
+
+    def _sweep(self) -> None:
+        """Deletes what a killed process was writing beside its files."""
+        leftovers = [*self.path.glob(".*.json-*"), *self.artifacts.rglob(f"{WRITING}*")]
+        for leftover in leftovers:
+            leftover.unlink(missing_ok=True)
 
     def _hold_in_store(self, mirror: Mirror) -> None:
         from keepstep.holder import Holder

@@ -43,6 +43,18 @@ class Block(nn.Module):
         return x + self.dropout(F.gelu(self.linear(x)))
 
 
+class Seen(nn.Module):
+    """State that is no tensor, as quantised layers have."""
+
+    steps = 0
+
+    def get_extra_state(self) -> dict:
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state: dict) -> None:
+        self.steps = state["steps"]
+
+
 class Net(nn.Module):
     def __init__(self, dropout: float, norm: bool) -> None:
         super().__init__()
@@ -50,6 +62,7 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(Block(16, dropout) for _ in range(2))
         self.norm = nn.BatchNorm1d(16) if norm else nn.LayerNorm(16)
         self.head = nn.Linear(16, 3)
+        self.seen = Seen()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
@@ -147,6 +160,7 @@ def main() -> None:
             scheduler.step()
             optimizer.zero_grad()
             count.value += 1
+            model.seen.steps += 1
             note_samples(run, index, draw)
         model.eval()
         correct, seen = torch.zeros(2, device=run.device).unbind()
@@ -156,7 +170,12 @@ def main() -> None:
                 seen = seen + len(x)
                 killer.at("validation")
         count.history.append(epoch)
-        run.log(accuracy=run.sum(correct) / len(test.dataset), tested=run.sum(seen), count=count.value)
+        run.log(
+            accuracy=run.sum(correct) / len(test.dataset),
+            tested=run.sum(seen),
+            count=count.value,
+            steps=model.seen.steps,
+        )
 
 
 def note_samples(run: keepstep.Run, index: torch.Tensor, draw: torch.Tensor) -> None:

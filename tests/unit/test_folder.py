@@ -66,6 +66,23 @@ def test_a_holder_that_died_holds_nothing(folder: RunFolder) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_what_a_killed_process_was_writing_goes(folder: RunFolder) -> None:
+    folder.create()
+    folder.write_config({"seed": 1})
+    (folder.artifacts / "plots").mkdir(parents=True)
+    leftovers = [
+        folder.path / ".config.json-0123abcd",
+        folder.path / ".result.json-0123abcd",
+        folder.artifacts / "plots" / ".writing-loss.png",
+    ]
+    for leftover in leftovers:
+        leftover.touch()
+    folder.hold()
+    assert not any(leftover.exists() for leftover in leftovers)
+    assert folder.read_config() == {"seed": 1}
+    folder.release()
+
+
 def test_a_process_that_the_holder_started_does_not_hold(folder: RunFolder, tmp_path: Path) -> None:
     """DataLoader's workers outlive, for some seconds, a run that is killed: it must be possible to go on at once."""
     folder.hold()

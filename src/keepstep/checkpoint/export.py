@@ -14,7 +14,7 @@ import torch
 
 from keepstep.checkpoint.contents import read_contents
 from keepstep.checkpoint.files import Layout, nbytes, stream_safetensors
-from keepstep.checkpoint.store import Store, sync_folder, write_durably
+from keepstep.checkpoint.store import WRITING, Store, sync_folder, write_durably
 from keepstep.checkpoint.weights import Weights
 from keepstep.errors import CheckpointError, ConfigError
 from keepstep.standard_json import to_json
@@ -109,7 +109,7 @@ def _written(weights: Weights, folder: Path, files: dict[str, list[str]], metada
 def _temporaries(folder: Path, files: list[str]) -> Iterator[dict[str, Path]]:
     """Where to write each file to, beside its place; gone afterwards if they were not renamed."""
     mark = uuid.uuid4().hex[:8]
-    paths = {file: folder / f".writing-{mark}-{file}" for file in files}
+    paths = {file: folder / f"{WRITING}{mark}-{file}" for file in files}
     try:
         yield paths
     finally:

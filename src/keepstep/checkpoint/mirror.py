@@ -13,6 +13,7 @@ from keepstep.checkpoint.remote import MissingObject, Remote
 from keepstep.checkpoint.store import (
     BEST,
     MANIFEST,
+    WRITING,
     FileRecord,
     Manifest,
     Store,
@@ -22,7 +23,7 @@ from keepstep.checkpoint.store import (
     write_durably,
 )
 from keepstep.checkpoint.untrusted import JSON_LIMIT
-from keepstep.errors import CheckpointError, StorageError
+from keepstep.errors import CheckpointError, CheckpointUnreadable, StorageError
 
 HOLDER = "holder.json"
 RESULT = "result.json"
@@ -45,7 +46,7 @@ class Mirror:
     # -- small files --------------------------------------------------------------------------------------------------
 
     def push_files(self) -> None:
-        """Uploads the run's settings, metrics, events, result and artifacts, where they have changed."""
+        """Uploads the run's settings, metrics, events, logs, result and artifacts, where they have changed."""
         for path in self._small_files():
             key = path.relative_to(self._folder).as_posix()
             with contextlib.suppress(FileNotFoundError):
@@ -72,7 +73,9 @@ class Mirror:
 
     def _small_files(self) -> Iterable[Path]:
         yield from (self._folder / key for key in _FILES)
-        yield from sorted(path for path in (self._folder / "artifacts").rglob("*") if path.is_file())
+        yield from sorted((self._folder / "logs").glob("*.txt"))
+        artifacts = sorted((self._folder / "artifacts").rglob("*"))
+        yield from (path for path in artifacts if path.is_file() and not path.name.startswith(WRITING))
         yield self._folder / RESULT
 
     # -- checkpoints, from here to there ------------------------------------------------------------------------------
@@ -100,10 +103,13 @@ class Mirror:
         self._prune(keep, best)
 
     def publish(self, checkpoint: Path, keep: int, best: int | None) -> None:
-        """Uploads a whole checkpoint of this machine, where the store lacks it: the upload had failed."""
-        if self.remote.exists(f"{_CHECKPOINTS}/{checkpoint.name}/{MANIFEST}"):
-            return
-        for name in Manifest.from_json((checkpoint / MANIFEST).read_text()).files:
+        """Uploads a whole checkpoint of this machine, where the store lacks it: the upload had failed, or it was
+        damaged there since."""
+        text = (checkpoint / MANIFEST).read_text()
+        with contextlib.suppress(MissingObject):
+            if self.remote.read(f"{_CHECKPOINTS}/{checkpoint.name}/{MANIFEST}") == text.encode():
+                return
+        for name in Manifest.from_json(text).files:
             self.upload(checkpoint.name, checkpoint / name)
         self.commit(checkpoint, keep, best)
 
@@ -130,7 +136,19 @@ class Mirror:
         return _committed(self.remote.sizes(_CHECKPOINTS))
 
     def fetch(self, checkpoint: Path) -> None:
-        """Completes a checkpoint's folder with what the store has. Raises CheckpointError if that is damaged."""
+        """Completes a checkpoint's folder with what the store has.
+
+        Raises CheckpointError if that is damaged, and what is here is not whole by its own manifest either.
+        """
+        try:
+            self._complete(checkpoint)
+        except CheckpointUnreadable:
+            raise
+        except CheckpointError:
+            if not _is_whole(checkpoint):
+                raise
+
+    def _complete(self, checkpoint: Path) -> None:
         found = self._names(f"{_CHECKPOINTS}/{checkpoint.name}")
         if MANIFEST not in found:
             return  # never committed there: what is here must do
@@ -206,6 +224,16 @@ def _step(key: str) -> int | None:
 def _committed(keys: Iterable[str]) -> list[int]:
     steps = (_step(key) for key in keys if key.endswith(f"/{MANIFEST}"))
     return sorted(step for step in steps if step is not None)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    step = step_of(checkpoint.name)
+    assert step is not None
+    try:
+        Store(checkpoint.parent, keep=1).check(step)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _problem(path: Path, expected: FileRecord) -> str | None:

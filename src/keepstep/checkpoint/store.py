@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 MANIFEST = "manifest.json"
 BEST = "best.json"
-_TEMPORARY = ".writing-"
-_GONE = f"{_TEMPORARY}gone-"
+WRITING = ".writing-"
+"""How the name begins of what is being written: a leftover, once nobody runs."""
+_GONE = f"{WRITING}gone-"
 _CHUNK = 1 << 22
 
 
@@ -100,7 +101,7 @@ class Store:
 
     def begin(self, step: int, nonce: str) -> Path:
         """The folder that workers of one attempt write into together, invisible to readers."""
-        folder = self.root / f"{_TEMPORARY}{self.path(step).name}-{nonce}"
+        folder = self.root / f"{WRITING}{self.path(step).name}-{nonce}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -192,7 +193,7 @@ class Store:
         """Deletes what interrupted writes left behind."""
         if self.root.is_dir():
             for entry in self.root.iterdir():
-                if entry.name.startswith(_TEMPORARY):
+                if entry.name.startswith(WRITING):
                     shutil.rmtree(entry, ignore_errors=True)
                 elif entry.name.startswith(f".{BEST}-"):
                     entry.unlink(missing_ok=True)

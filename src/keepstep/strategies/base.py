@@ -117,6 +117,15 @@ class PreparedModel:
         """Parameters by the names they have in the bare model; a tied one under each of its names."""
         return dict(self.module.named_parameters(remove_duplicate=False))
 
+    def _complete_state_dict(self, complete: Callable[[dict[str, Any]], None]) -> None:
+        """Has `model.state_dict()`, called by the user, completed where a strategy has left nothing of use in it."""
+
+        def hook(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+            if module is self.module and not prefix:  # not a copy of the model; not a wrapper's call, or our own
+                complete(state)
+
+        self.module.register_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
+
     def state(self) -> dict[str, Any]:
         """Weights and buffers by name, as tensors that share memory with the model."""
         return dict(self.module.state_dict())

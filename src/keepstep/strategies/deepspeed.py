@@ -14,11 +14,13 @@ from torch.utils import _pytree as pytree
 from keepstep.errors import ConfigError, LoopError
 from keepstep.fragment import Fragment
 from keepstep.strategies.base import PreparedModel, Scaler, Setup, Strategy
-from keepstep.strategies.deepspeed_config import deepspeed_config, keeping_gradients
+from keepstep.strategies.deepspeed_config import deepspeed_config, keeping_gradients, sized_for
 from keepstep.strategies.forward import to_float32
 from keepstep.strategies.optimizer import PreparedOptimizer
-from keepstep.strategies.zero_state import Slot, frozen_fragment, on_disk, refresh_weights, resident, slots
+from keepstep.strategies.zero_state import Slot, frozen_fragment, gathered, on_disk, refresh_weights, resident, slots
 
+_OWN = "own."
+"""The prefix by which our own look at the model's state is known."""
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Of torch's own: those whose update of one number depends on its row, its matrix or all of them."""
 
@@ -103,12 +105,14 @@ class ZeroModel(PreparedModel):
         """Hands model and optimizer over to DeepSpeed, which wants them together."""
         names = self.named_parameters()
         config = keeping_gradients(config, max(p.numel() for p in names.values()), self._setup.world_size)
+        config = sized_for(config, self.module)
         self._clips_itself = bool(config.get("gradient_clipping"))
         self.engine, *_ = deepspeed.initialize(
             model=self.module, optimizer=prepared.optimizer, config=config, dist_init_required=False
         )
         self._slots = slots(self._zero, names)
         prepared.optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        self._complete_state_dict(self._gather_weights)
 
     @property
     def _zero(self) -> Any:
@@ -189,11 +193,18 @@ class ZeroModel(PreparedModel):
 
     # -- what a checkpoint holds --------------------------------------------------------------------------------------
 
+    def _gather_weights(self, state: dict[str, Any]) -> None:
+        """Puts whole weights, in host memory, where stage 3 has left nothing; collective."""
+        for name, parameter in self.named_parameters().items():
+            if name in state and hasattr(parameter, "ds_id"):
+                state[name] = gathered(parameter)
+
     def state(self) -> dict[str, Any]:
         if self.engine is None:
             return super().state()
         parameters = self.named_parameters()
-        state: dict[str, Any] = dict(self.module.state_dict())
+        with_prefix = self.module.state_dict(prefix=_OWN)
+        state: dict[str, Any] = {name.removeprefix(_OWN): value for name, value in with_prefix.items()}
         for name in state.keys() & parameters.keys():
             slot = self._slots.get(name)
             state[name] = self._held(slot, None) if slot else frozen_fragment(self._zero, parameters[name])
@@ -205,6 +216,10 @@ class ZeroModel(PreparedModel):
             return
         self._write_back(state, None)
         refresh_weights(self._zero)
+        for name, module in self.module.named_modules():
+            key = f"{name}._extra_state".lstrip(".")
+            if key in state:
+                module.set_extra_state(state[key])
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         state: dict[str, dict[str, Any]] = {}

@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from keepstep.config import StrategyConfig
 from keepstep.errors import ConfigError
+from keepstep.strategies.blocks import find_blocks
 
 _MEGABYTE = 1 << 20
+_SMALLEST_BUCKET = 1 << 23  # numbers: 32 MB of fp32, about what ddp sends at a time
+_LARGEST_BUCKET = 500_000_000  # DeepSpeed's own
 _NOT_HERE = {
     "train_batch_size": "the batch is the DataLoader's batch_size",
     "train_micro_batch_size_per_gpu": "the batch is the DataLoader's batch_size",
@@ -59,6 +64,24 @@ def _of_flags(config: StrategyConfig, stage: int) -> dict[str, Any]:
         },
     }
     return settings
+
+
+def sized_for(config: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """The same, but that DeepSpeed gathers and reduces about a block at a time, as fsdp2 does.
+
+    Its own sizes are for models of billions: a buffer of 5e8 numbers is more than all that is divided of a small one.
+    What the user's file says stays.
+    """
+    blocks = (sum(p.numel() for p in block.parameters()) for block in find_blocks(model))
+    bucket = min(max([_SMALLEST_BUCKET, *blocks]), _LARGEST_BUCKET)
+    sizes = {"reduce_bucket_size": bucket}
+    if config["zero_optimization"]["stage"] == 3:
+        sizes |= {
+            "stage3_prefetch_bucket_size": bucket,
+            "stage3_max_live_parameters": 2 * bucket,
+            "stage3_max_reuse_distance": bucket,
+        }
+    return {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
 
 
 def keeping_gradients(config: dict[str, Any], largest_parameter: int, world_size: int) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class FSDPModel(PreparedModel):
             use_orig_params=True,  # the optimizer's groups keep their meaning
             device_mesh=mesh,
         )
+        # As under fsdp2: FSDP's own flat memory says nothing to anybody.
+        self._complete_state_dict(lambda state: state.update(self.state()))
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         return self._fsdp(*args, **kwargs)

@@ -78,6 +78,14 @@ def frozen_fragment(zero: Any, parameter: nn.Parameter) -> Fragment | torch.Tens
     return Fragment(shape, begin, part.narrow(0, 0, max(0, min(part.numel(), shape.numel() - begin))))
 
 
+def gathered(parameter: nn.Parameter) -> torch.Tensor:
+    """A copy of the whole of what stage 3 has divided, in host memory; collective."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    with GatheredParameters([parameter]):
+        return parameter.detach().to("cpu", copy=True)
+
+
 def on_disk(zero: Any, group: int) -> bool:
     """Whether a group's memory lies on a disk between steps."""
     return bool(getattr(zero, "swap_optimizer", False) and zero._swappable_optimizer_subgroup(group))

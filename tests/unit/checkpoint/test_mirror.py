@@ -162,6 +162,21 @@ def test_a_torn_manifest_there_is_not_believed(remote: Recorder, tmp_path: Path,
         machine(remote, tmp_path / "b").fetch(5)
 
 
+@pytest.mark.parametrize("what", ["manifest.json", "rank_00000.safetensors"])
+def test_what_is_whole_here_stands_in_for_what_is_damaged_there(remote: Recorder, tmp_path: Path, what: str) -> None:
+    store = machine(remote, tmp_path / "a")
+    save(store, 5)
+    key = f"checkpoints/step_00000005/{what}"
+    good = remote.read(key)
+    remote.write(key, b"damaged")
+    store.fetch(5)
+    store.check(5)
+    assert store.mirror is not None
+    if what == "manifest.json":
+        store.mirror.publish(store.path(5), 2, None)
+        assert remote.read(key) == good, "it is uploaded again"
+
+
 def test_old_ones_go_manifest_first_and_the_best_stays(remote: Recorder, tmp_path: Path) -> None:
     store = machine(remote, tmp_path)
     save(store, 1)
@@ -210,12 +225,16 @@ def test_small_files_follow_whoever_is_ahead(remote: Recorder, tmp_path: Path) -
     (here / "metrics.jsonl").write_text("1\n")
     (here / "artifacts").mkdir()
     (here / "artifacts" / "note.txt").write_text("n")
+    (here / "artifacts" / ".writing-note.txt").write_text("half a n")
+    (here / "logs").mkdir()
+    (here / "logs" / "rank_0.txt").write_text("hello")
     save(store, 1)
     other = machine(remote, there)
     assert store.mirror is not None and other.mirror is not None
     other.mirror.fetch_files(other.steps())
     assert (there / "metrics.jsonl").read_text() == "1\n"
-    assert remote.read("artifacts/note.txt") == b"n"
+    assert remote.read("artifacts/note.txt") == b"n" and remote.read("logs/rank_0.txt") == b"hello"
+    assert not remote.exists("artifacts/.writing-note.txt")
     other.fetch(1)
     (there / "metrics.jsonl").write_text("1\n2\n")
     other.mirror.fetch_files(other.steps())
