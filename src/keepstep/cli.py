@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,8 +44,8 @@ def _split_at_script(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from keepstep.engines import Outcome
+    from keepstep.job import Target
     from keepstep.supervisor import supervise
-    from keepstep.worker import Target
 
     settings = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name, None) is not None}
     result = supervise(settings, Target(arguments.target, tuple(arguments.arguments)))
@@ -165,10 +166,22 @@ def _add_run(commands: Any) -> None:
         if isinstance(default, bool):
             run.add_argument(flag(name), action="store_true", default=None, help=text)
         else:
-            kind = int if isinstance(default, int) else str
-            run.add_argument(flag(name), type=kind, choices=choices, default=None, help=text)
+            run.add_argument(flag(name), type=_kind(name, default), choices=choices, default=None, help=text)
     script = "a script, or package.module:function; what stands after it is the script's"
     run.add_argument("target", metavar="SCRIPT", help=script)
+
+
+def _kind(name: str, default: Any) -> Callable[[str], Any]:
+    """What a flag's text is turned into."""
+    if name == "workers":
+        return _number_or_range
+    if name == "gpus_per_worker":
+        return float
+    return type(default) if isinstance(default, (int, float)) else str
+
+
+def _number_or_range(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 if __name__ == "__main__":

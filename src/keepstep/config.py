@@ -11,7 +11,7 @@ from keepstep.errors import ConfigError
 
 STRATEGIES = ("auto", "single", "ddp", "fsdp", "fsdp2", "zero1", "zero2", "zero3")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-ENGINES = ("auto", "inprocess", "torchrun")
+ENGINES = ("auto", "inprocess", "torchrun", "ray")
 DEVICES = ("auto", "cpu", "cuda")
 
 _DURATIONS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
@@ -28,16 +28,23 @@ def setting(default: Any, help: str, choices: tuple[str, ...] | None = None) -> 
 class LaunchConfig:
     """How workers are started, and how often a failure is forgiven."""
 
-    workers: int = setting(1, "number of workers (processes) in all, over all nodes")
+    workers: int | str = setting(1, "number of workers in all, over all nodes; ray: also 2:8, as there is room")
     engine: str = setting("auto", "what starts the workers; auto: inprocess for 1 worker, else torchrun", ENGINES)
+    address: str | None = setting(None, "Ray cluster, as HOST:6379 or auto (default: RAY_ADDRESS, or one is started)")
+    cpus_per_worker: float = setting(1.0, "CPUs that Ray reserves for each worker")
+    gpus_per_worker: float | None = setting(None, "GPUs that Ray reserves for each worker (default: 1 if it has any)")
+    resources: str | None = setting(None, "further Ray resources for each worker, as A100=1,fast_disk=0.5")
     nodes: int = setting(1, "number of machines; start the same command on each")
     node_rank: int = setting(0, "which of the machines this is, from 0")
     rendezvous: str | None = setting(None, "HOST:PORT of node 0, the same on every node")
     max_failures: int = setting(3, "failures forgiven before the run is given up")
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
+        if self.min_workers < 1:
             raise ConfigError(f"--workers is {self.workers}; at least 1 is needed")
+        if self.min_workers > self.max_workers:
+            raise ConfigError(f"--workers is {self.workers}; the lower number comes first")
+        self._check_ray()
         if self.max_failures < 0:
             raise ConfigError(f"--max-failures is {self.max_failures}; 0 or more is needed")
         if self.nodes < 1 or not 0 <= self.node_rank < self.nodes:
@@ -48,22 +55,70 @@ class LaunchConfig:
             raise ConfigError(f"--nodes {self.nodes} needs --rendezvous HOST:PORT, an address of node 0 that all reach")
         if self.nodes == 1 and self.rendezvous:
             raise ConfigError(f"--rendezvous {self.rendezvous} is for several machines; add --nodes N")
-        if self.workers % self.nodes:
+        if self.max_workers % self.nodes:
             raise ConfigError(
                 f"{self.workers} workers do not divide over {self.nodes} nodes; --workers counts all of them"
             )
-        if self.engine == "inprocess" and self.workers > 1:
+        if self.engine == "inprocess" and self.max_workers > 1:
             raise ConfigError(f"--engine inprocess runs 1 worker, not {self.workers}; leave --engine out")
+
+    def _check_ray(self) -> None:
+        self.resources_per_worker  # noqa: B018  raises if it cannot be read
+        for_ray = {
+            "workers": self.is_elastic,
+            "address": self.address is not None,
+            "cpus_per_worker": self.cpus_per_worker != 1.0,
+            "gpus_per_worker": self.gpus_per_worker is not None,
+            "resources": self.resources is not None,
+        }
+        given = [name for name, is_given in for_ray.items() if is_given]
+        if given and self.engine != "ray":
+            raise ConfigError(f"{flag(given[0])} {getattr(self, given[0])} is for --engine ray; add it")
+        if self.engine == "ray" and (self.nodes > 1 or self.rendezvous):
+            raise ConfigError("--nodes and --rendezvous are torchrun's; Ray knows its nodes: leave them out")
+
+    @property
+    def is_elastic(self) -> bool:
+        return isinstance(self.workers, str)
+
+    @property
+    def min_workers(self) -> int:
+        return self._bounds()[0]
+
+    @property
+    def max_workers(self) -> int:
+        return self._bounds()[1]
+
+    def _bounds(self) -> tuple[int, int]:
+        if isinstance(self.workers, int):
+            return self.workers, self.workers
+        match = re.fullmatch(r"(\d+):(\d+)", self.workers)
+        if match is None:
+            raise ConfigError(f"--workers is {self.workers!r}; give a number, as 4, or a range, as 2:8")
+        return int(match[1]), int(match[2])
+
+    @property
+    def resources_per_worker(self) -> dict[str, float]:
+        """What Ray reserves for a worker; without GPUs where they are to be looked for."""
+        need = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker or 0.0}
+        for entry in (self.resources or "").split(",") if self.resources else ():
+            name, _, amount = entry.partition("=")
+            if not re.fullmatch(r"\s*[A-Za-z_][\w:.-]*\s*", name) or not re.fullmatch(r"\s*\d+(\.\d+)?\s*", amount):
+                raise ConfigError(f"--resources is {self.resources!r}; give NAME=AMOUNT, as A100=1,fast_disk=0.5")
+            need[name.strip()] = float(amount)
+        if any(amount < 0 for amount in need.values()):
+            raise ConfigError("--cpus-per-worker and --gpus-per-worker must not be negative")
+        return {name: amount for name, amount in need.items() if amount > 0}
 
     @property
     def workers_per_node(self) -> int:
-        return self.workers // self.nodes
+        return self.max_workers // self.nodes
 
     @property
     def resolved_engine(self) -> str:
         if self.engine != "auto":
             return self.engine
-        return "inprocess" if self.workers == 1 else "torchrun"
+        return "inprocess" if self.max_workers == 1 else "torchrun"
 
 
 @dataclass(frozen=True)
@@ -187,7 +242,8 @@ def _build(part: type[T], settings: dict[str, Any]) -> T:
 def _check_type(name: str, value: Any, default: Any) -> None:
     """Settings come from Python, too: `workers="4"` or `compile="false"` must not be taken for something else."""
     wanted = str if default is None else type(default)
-    if name == "checkpoint_every" and type(value) is int:
+    also = {"checkpoint_every": (int,), "workers": (str,), "cpus_per_worker": (int,), "gpus_per_worker": (int, float)}
+    if type(value) in also.get(name, ()):
         return
     if not (value is None and default is None) and type(value) is not wanted:
         raise ConfigError(f"{flag(name)} is {value!r}, a {type(value).__name__}; a {wanted.__name__} is needed")

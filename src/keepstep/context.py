@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,35 +18,9 @@ from keepstep.config import Config
 from keepstep.device import choose_device, set_arithmetic
 from keepstep.errors import ConfigError
 from keepstep.folder import RunFolder
+from keepstep.job import Job, script_name, stamped
 from keepstep.seeding import seed_everything
 from keepstep.strategies import Setup, Strategy, make_strategy
-
-JOB = "KEEPSTEP_JOB"
-"""The environment variable that carries the job to workers, as one JSON value."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a supervisor tells the workers it starts."""
-
-    settings: dict[str, Any]
-    """Settings given on the command line: they win over those in `keepstep.start(...)`."""
-    name: str
-    hearts: str
-    """Folder of the heartbeats, on this machine."""
-    in_process: bool
-    """Whether the supervisor shares the worker's process: then signals and the display are the worker's."""
-    replay_until: int = 0
-    """The furthest step that an earlier attempt made."""
-    launched: float = 0.0
-
-    def to_json(self) -> str:
-        return json.dumps(self.__dict__)
-
-    @classmethod
-    def from_environment(cls) -> Job | None:
-        text = os.environ.get(JOB)
-        return cls(**json.loads(text)) if text else None
 
 
 @dataclass(frozen=True)
@@ -156,17 +128,6 @@ def _own_store() -> Store:
     if by_agent and os.environ.get("GROUP_WORLD_SIZE") == "1":
         return PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     return store
-
-
-def script_name(path: str) -> str:
-    """What to call a run by default: the script's name."""
-    stem = Path(path).stem
-    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).lstrip("._-")
-    return kept or "run"
-
-
-def stamped(name: str, moment: float) -> str:
-    return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(moment))}"
 
 
 def _default_name() -> str:

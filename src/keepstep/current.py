@@ -9,8 +9,9 @@ import sys
 from types import TracebackType
 from typing import Any, NoReturn
 
-from keepstep.context import Context, Job
+from keepstep.context import Context
 from keepstep.errors import EXIT_STOPPED
+from keepstep.job import Job
 from keepstep.run import Run
 
 _current: Run | None = None

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from keepstep.engines import Outcome
 from keepstep.folder import RunFolder
+from keepstep.job import Target
 from keepstep.observe.heart import Pulse
 from keepstep.recipes import recipe_folder
 from keepstep.show import total_ledger
 from keepstep.supervisor import supervise
-from keepstep.worker import Target
 
 _STEPS, _EVERY, _KILL_AT = 120, 25, 65
 _SCRIPT_ARGUMENTS = ("--steps", str(_STEPS), "--epochs", "2", "--layers", "2", "--hidden", "96", "--batch-size", "16")
@@ -77,7 +77,7 @@ def _worker(name: str, rank: int) -> tuple[int, Pulse] | None:
 
     import psutil
 
-    from keepstep.context import JOB
+    from keepstep.job import JOB
 
     for child in psutil.Process().children():
         try:

@@ -24,7 +24,7 @@ class WorkerFailure:
 
     rank: int
     cause: str
-    """`ValueError`, `SIGKILL`, `exit code 3`."""
+    """`ValueError`, `SIGKILL`, `exit code 3`, `lost with its node`."""
     message: str = ""
     traceback: str = ""
     step: int = 0
@@ -36,7 +36,7 @@ class WorkerFailure:
 
     @property
     def is_exception(self) -> bool:
-        return not self.cause.startswith(("SIG", "exit code"))
+        return not self.cause.startswith(("SIG", "exit code", "lost"))
 
     @property
     def is_consequence(self) -> bool:

@@ -50,6 +50,11 @@ class RunFolder:
         self._holder: Holder | None = None
 
     @property
+    def storage(self) -> str:
+        """Where runs live, wherever it is said: an address, or an absolute path."""
+        return self._storage.url or str(self._storage.folder.absolute())
+
+    @property
     def where(self) -> str:
         """What to call its place to the user."""
         return f"{self._storage.url}/{self.name}" if self._storage.url else str(self.path)

@@ -13,8 +13,8 @@ from keepstep.config import Config
 from keepstep.engines import Outcome
 from keepstep.errors import RunFailed
 from keepstep.failure import describe
+from keepstep.job import PICKLED, Target
 from keepstep.supervisor import Result, supervise
-from keepstep.worker import PICKLED, Target
 
 
 def launch(function: Callable[[], Any], **settings: Any) -> Result:

@@ -24,6 +24,11 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
 
+    def rearm(self) -> None:
+        """A library that the script uses may have taken a signal for itself: Ray does, when it is connected to."""
+        for number in self._previous:
+            signal.signal(number, self._handle)
+
     def restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -49,6 +54,10 @@ class StopRequest:
     @property
     def requested(self) -> bool:
         return self._signalled or self._heart.asked_to_stop
+
+    def rearm(self) -> None:
+        if self._signals is not None:
+            self._signals.rearm()
 
     def restore(self) -> None:
         if self._signals is not None:

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.config import Config
-from keepstep.context import JOB, Job, script_name, stamped
 from keepstep.engines import Launch, Outcome, make_engine
 from keepstep.errors import ConfigError, RunFolderError
 from keepstep.failure import WorkerFailure, decide, describe, first_cause_first
 from keepstep.folder import RunFolder
+from keepstep.job import JOB, Job, Target, script_name, stamped
 from keepstep.observe.console import Display, format_metrics
 from keepstep.observe.heart import Pulse
 from keepstep.observe.ledger import Ledger
 from keepstep.observe.tail import Tail
 from keepstep.signals import StopSignals
-from keepstep.worker import FAILURE_MARK, Target
+from keepstep.worker import FAILURE_MARK
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Result:
 def supervise(settings: dict[str, Any], target: Target) -> Result:
     """Runs a target to its end under `settings`, the ones that were given by hand."""
     config = Config.from_settings(settings)
-    config.strategy.resolved_strategy(config.launch.workers)  # raises here, before anything is started
+    config.strategy.resolved_strategy(config.launch.max_workers)  # raises here, before anything is started
     target.check()
     name = config.folder.name or _default_name(config, target)
     folder = RunFolder(config.folder.storage, name)
@@ -90,7 +90,9 @@ class Supervisor:
         self._attempt_began = time.time()
         self._events_before = len(folder.read_events())
         self._hearts = Path(tempfile.mkdtemp(prefix="keepstep-hearts-"))
-        self._job = Job(settings, folder.name, str(self._hearts), self._in_process)
+        # Workers may start in another folder, and the script may have a --storage of its own: this is the run's.
+        placed = {**settings, "storage": folder.storage}
+        self._job = Job(placed, folder.name, str(self._hearts), self._in_process)
         self._stopping = False
         self._tail = Tail(folder, mute_after=FAILURE_MARK)
 
@@ -123,10 +125,13 @@ class Supervisor:
         launch = Launch(
             config=self._config.launch,
             target=self._target,
-            logs=self._folder.logs,
+            device=self._config.strategy.device,
+            folder=self._folder,
             before_attempt=self._before_attempt,
             on_failure=self._on_failure,
             watch=self._watch,
+            asked_to_stop=lambda: self._stopping,
+            hearts=self._hearts,
         )
         outcome = engine.run(launch)
         stopped = any(event["event"] == "stopped" for event in self._new_events())

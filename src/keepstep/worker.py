@@ -12,62 +12,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keepstep import current
 from keepstep.errors import ConfigError, KeepstepError, Stopped
+from keepstep.job import ERROR_FILE, LOGS, SUPERVISOR, TARGET, Target
 from keepstep.run import Run
 
-TARGET = "KEEPSTEP_TARGET"
-"""The environment variable that tells a worker what to run."""
-SUPERVISOR = "KEEPSTEP_SUPERVISOR"
-"""The environment variable with the process id of a worker's supervisor."""
 FAILURE_MARK = "keepstep: this worker failed:"
 """Stands in a log before the traceback, which the supervisor shows in its own report."""
-PICKLED = ".function.pkl"
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Target:
-    """What the workers run: a script, `package.module:function`, or a pickled function."""
-
-    what: str
-    """The script's path, `package.module:function`, or the pickle's path."""
-    arguments: tuple[str, ...] = ()
-    function: Callable[[], Any] | None = None
-    """The function itself: for a worker in this process, which needs no pickle."""
-
-    def to_json(self) -> str:
-        return json.dumps({"what": self.what, "arguments": self.arguments})
-
-    @classmethod
-    def from_json(cls, text: str) -> Target:
-        raw = json.loads(text)
-        return cls(raw["what"], tuple(raw["arguments"]))
-
-    @property
-    def is_pickled(self) -> bool:
-        return self.what.endswith(PICKLED)
-
-    @property
-    def is_script(self) -> bool:
-        return not self.is_pickled and (self.what.endswith(".py") or ":" not in self.what)
-
-    def check(self) -> None:
-        """Raises if there is no such script."""
-        if not self.is_script:
-            return
-        path = Path(self.what)
-        if not path.exists():
-            near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-            found = f"; there are {', '.join(near[:5])}" if near else ""
-            raise ConfigError(f"there is no script {self.what}{found}")
-        if path.is_dir():
-            raise ConfigError(f"{self.what} is a folder; give the script in it, as {path / 'train.py'}")
 
 
 def execute(target: Target) -> Any:
@@ -111,7 +66,7 @@ def main() -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, who tells everybody
     rank = int(os.environ["RANK"])
-    _log_to(Path(os.environ["KEEPSTEP_LOGS"]) / f"rank_{rank}.txt")
+    _log_to(Path(os.environ[LOGS]) / f"rank_{rank}.txt")
     try:
         try:
             execute(Target.from_json(os.environ[TARGET]))
@@ -124,6 +79,15 @@ def main() -> None:
     except BaseException as error:
         _fail(error)
     current.leave_with(0)
+
+
+def main_when_told() -> None:
+    """The same, for a process that is started ahead, while it is not known yet what there will be to do: by now it has
+    imported what takes longest. Its environment comes as a line of JSON; none comes when it is not needed."""
+    line = sys.stdin.readline()
+    if line:
+        os.environ.update(json.loads(line))
+        main()
 
 
 def _fail(error: BaseException) -> None:
@@ -139,7 +103,7 @@ def _fail(error: BaseException) -> None:
         "time": time.time(),
         "user_error": isinstance(error, KeepstepError),
     }
-    path = os.environ.get(_ERROR_FILE)
+    path = os.environ.get(ERROR_FILE)
     if path:
         # torchelastic's own format, with our fields beside its.
         extra = {"py_callstack": text, "timestamp": str(int(time.time())), "keepstep": report}

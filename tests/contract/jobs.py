@@ -16,8 +16,8 @@ from keepstep.checkpoint.dcp import Reader
 from keepstep.checkpoint.store import Store
 from keepstep.engines import Outcome
 from keepstep.folder import RunFolder
+from keepstep.job import Target
 from keepstep.supervisor import supervise
-from keepstep.worker import Target
 
 SCRIPT = Path(__file__).with_name("train.py")
 EVERY = 5

@@ -13,8 +13,8 @@ from contract.jobs import Combination
 from contract.tied import Tied
 from keepstep.cli import main
 from keepstep.engines import Outcome
+from keepstep.job import Target
 from keepstep.supervisor import supervise
-from keepstep.worker import Target
 
 _SCRIPT = Path(__file__).with_name("tied.py")
 _ALONE = Combination("inprocess", "single", 1)

@@ -10,8 +10,8 @@ import pytest
 from contract.jobs import Done
 from keepstep.engines import Outcome
 from keepstep.folder import RunFolder
+from keepstep.job import Target
 from keepstep.supervisor import supervise
-from keepstep.worker import Target
 
 _SCRIPT = Path(__file__).with_name("zero_train.py")
 STAGES = ("zero1", "zero2", "zero3")

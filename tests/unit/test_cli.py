@@ -14,8 +14,8 @@ from keepstep import cli, supervisor
 from keepstep.config import SETTINGS
 from keepstep.engines import Outcome
 from keepstep.errors import ConfigError
+from keepstep.job import Target
 from keepstep.supervisor import Result
-from keepstep.worker import Target
 
 
 def subparsers() -> dict[str, argparse.ArgumentParser]:
@@ -34,6 +34,10 @@ def test_the_list_of_commands_and_flags() -> None:
         "run": [
             "--workers",
             "--engine",
+            "--address",
+            "--cpus-per-worker",
+            "--gpus-per-worker",
+            "--resources",
             "--nodes",
             "--node-rank",
             "--rendezvous",
@@ -113,7 +117,9 @@ def test_every_flag_reaches_its_setting(supervised: Supervised) -> None:
             argv.append(option)
             continue
         choices = field.metadata["choices"]
-        values[name] = choices[-1] if choices else 7 if isinstance(field.default, int) else "text"
+        number = 1.5 if name == "gpus_per_worker" else None  # whose default, none, does not say what it is
+        numbers = {int: 7, float: 0.5}
+        values[name] = choices[-1] if choices else number or numbers.get(type(field.default), "text")
         argv += [option, str(values[name])]
     cli.main([*argv, "train.py"])
     assert supervised.settings == values
@@ -171,7 +177,7 @@ def test_an_error_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
         ([], "required: COMMAND"),
         (["run"], "required: SCRIPT"),
         (["train"], "invalid choice: 'train'"),
-        (["run", "--workers", "two", "train.py"], "invalid int value: 'two'"),
+        (["run", "--seed", "two", "train.py"], "invalid int value: 'two'"),
         (["run", "--strategy", "dp", "train.py"], "invalid choice: 'dp'"),
         (["run", "--wrokers", "2", "train.py"], "--wrokers"),
         (["run", "--work", "2", "train.py"], "--work"),

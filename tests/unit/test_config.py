@@ -27,6 +27,15 @@ from keepstep.errors import ConfigError
     [
         ({"workers": 0}, "--workers is 0", "at least 1 is needed"),
         ({"workers": -3}, "--workers is -3", "at least 1 is needed"),
+        ({"workers": "two"}, "--workers is 'two'", "give a number, as 4, or a range, as 2:8"),
+        ({"workers": "8:2", "engine": "ray"}, "--workers is 8:2", "the lower number comes first"),
+        ({"workers": "0:2", "engine": "ray"}, "--workers is 0:2", "at least 1 is needed"),
+        ({"workers": "2:8"}, "--workers 2:8", "is for --engine ray"),
+        ({"address": "auto"}, "--address auto", "is for --engine ray"),
+        ({"gpus_per_worker": 2}, "--gpus-per-worker 2", "is for --engine ray"),
+        ({"engine": "ray", "nodes": 2, "rendezvous": "a:1"}, "--nodes", "Ray knows its nodes"),
+        ({"engine": "ray", "resources": "A100"}, "--resources is 'A100'", "give NAME=AMOUNT"),
+        ({"engine": "ray", "cpus_per_worker": -1.0}, "--cpus-per-worker", "must not be negative"),
         ({"max_failures": -1}, "--max-failures is -1", "0 or more is needed"),
         ({"node_rank": 1}, "--node-rank 1 with --nodes 1", "node ranks go from 0 to nodes - 1"),
         ({"nodes": 0}, "--nodes 0", "node ranks go from 0"),
@@ -61,7 +70,7 @@ def test_an_error_says_what_was_found_and_what_to_do(settings: dict[str, Any], f
 
 @pytest.mark.parametrize(
     "settings",
-    [{"workers": "4"}, {"seed": "x"}, {"name": 5}, {"compile": "false"}],
+    [{"workers": 4.0}, {"seed": "x"}, {"name": 5}, {"compile": "false"}],
 )
 def test_a_value_of_the_wrong_type_is_a_config_error(settings: dict[str, Any]) -> None:
     """From `keepstep.launch(train, workers="4")`: no TypeError from inside, and never a truthy "false"."""
@@ -204,3 +213,12 @@ def test_every_setting_has_help() -> None:
 
 def test_a_flag_is_its_settings_name_with_dashes() -> None:
     assert flag("max_failures") == "--max-failures"
+
+
+def test_ray_is_asked_for_a_range_of_workers_and_what_each_needs() -> None:
+    launch = LaunchConfig(
+        engine="ray", workers="2:8", cpus_per_worker=4, gpus_per_worker=0.5, resources="A100=1, disk=0.5"
+    )
+    assert (launch.min_workers, launch.max_workers, launch.is_elastic) == (2, 8, True)
+    assert launch.resources_per_worker == {"CPU": 4, "GPU": 0.5, "A100": 1.0, "disk": 0.5}
+    assert LaunchConfig(engine="ray", workers=3, cpus_per_worker=0.0).resources_per_worker == {}

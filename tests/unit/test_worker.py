@@ -15,7 +15,8 @@ from keepstep.engines.base import Launch, Outcome
 from keepstep.engines.inprocess import InProcess
 from keepstep.errors import ConfigError
 from keepstep.failure import WorkerFailure
-from keepstep.worker import PICKLED, Target, execute, user_traceback
+from keepstep.job import PICKLED, Target
+from keepstep.worker import execute, user_traceback
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from keepstep.engines.base import Engine, Launch, Outcome
 _ENGINES = {
     "inprocess": "keepstep.engines.inprocess:InProcess",
     "torchrun": "keepstep.engines.torchrun:Torchrun",
+    "ray": "keepstep.engines.ray:Ray",
 }
 
 

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from keepstep.config import LaunchConfig
 from keepstep.failure import WorkerFailure
-from keepstep.worker import Target
+from keepstep.folder import RunFolder
+from keepstep.job import Target
 
 
 class Outcome(Enum):
@@ -27,13 +28,19 @@ class Launch:
 
     config: LaunchConfig
     target: Target
-    logs: Path
+    device: str
+    """Which kind of device workers want: auto, cpu or cuda."""
+    folder: RunFolder
     before_attempt: Callable[[], None]
     """Called before workers are started, each time."""
     on_failure: Callable[[list[WorkerFailure]], bool]
     """Called with an attempt's failures; True: try again."""
     watch: Callable[[], None]
     """Called a few times a second while workers run elsewhere."""
+    asked_to_stop: Callable[[], bool]
+    """Whether the workers are to save and leave; those on this machine have been told."""
+    hearts: Path
+    """Where the workers' heartbeats are looked for; an engine whose workers live elsewhere brings them here."""
 
 
 class Engine(Protocol):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import sys
 import tempfile
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -22,12 +19,12 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from keepstep.config import LaunchConfig
 from keepstep.engines.base import Launch, Outcome
+from keepstep.engines.reports import failure_of, log_size, without_torn_down
 from keepstep.errors import ConfigError
-from keepstep.failure import WorkerFailure, exit_cause
-from keepstep.worker import SUPERVISOR, TARGET
+from keepstep.failure import WorkerFailure
+from keepstep.job import LOGS, SUPERVISOR, TARGET
 
 _POLL_S = 0.05
-_LOG_TAIL_LINES = 20
 
 
 class Torchrun:
@@ -41,7 +38,7 @@ class Torchrun:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         os.environ[SUPERVISOR] = str(os.getpid())
         os.environ[TARGET] = launch.target.to_json()
-        os.environ["KEEPSTEP_LOGS"] = str(launch.logs.resolve())
+        os.environ[LOGS] = str(launch.folder.logs.resolve())
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.workers_per_node)))
         if config.nodes == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -100,29 +97,21 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._launch.before_attempt()
-        self._log_starts = {path.name: path.stat().st_size for path in self._launch.logs.glob("rank_*.txt")}
+        self._log_starts = {path.name: log_size(path) for path in self._launch.folder.logs.glob("rank_*.txt")}
         started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
-            failures = [_failure(rank, failure, self._log_tail(rank)) for rank, failure in result.failures.items()]
-            if not self._launch.on_failure(_without_torn_down(failures)):
+            failures = [self._failure(rank, failure) for rank, failure in result.failures.items()]
+            if not self._launch.on_failure(without_torn_down(failures)):
                 self._remaining_restarts = 0
         return result
 
-    def _log_tail(self, rank: int) -> str:
-        """The end of what a rank printed in this attempt."""
-        path = self._launch.logs / f"rank_{rank}.txt"
-        start = self._log_starts.get(path.name, 0)
-        try:
-            with path.open("rb") as file:
-                file.seek(max(start, path.stat().st_size - 16384))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return "\n".join(lines[-_LOG_TAIL_LINES:])
+    def _failure(self, rank: int, failure: ProcessFailure) -> WorkerFailure:
+        log = self._launch.folder.logs / f"rank_{rank}.txt"
+        return failure_of(rank, failure.exitcode, failure.error_file, log, self._log_starts.get(log.name, 0))
 
     def kill(self) -> None:
         if self._pcontext is not None:
@@ -146,33 +135,3 @@ def _rendezvous(config: LaunchConfig) -> RendezvousParameters:
         local_addr="127.0.0.1" if config.nodes == 1 else None,
         is_host=is_host,
     )
-
-
-def _failure(rank: int, failure: ProcessFailure, tail: str) -> WorkerFailure:
-    report = _read_report(failure.error_file)
-    if report is None:
-        return WorkerFailure(rank, exit_cause(failure.exitcode), moment=time.time(), log_tail=tail)
-    return WorkerFailure(
-        rank=rank,
-        cause=report["cause"],
-        message=report["message"],
-        traceback=report["traceback"],
-        step=report["step"],
-        moment=report["time"],
-        log_tail=tail,
-        user_error=report["user_error"],
-    )
-
-
-def _read_report(path: str) -> dict[str, Any] | None:
-    try:
-        report: dict[str, Any] = json.loads(Path(path).read_text())["message"]["extraInfo"]["keepstep"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return report
-
-
-def _without_torn_down(failures: list[WorkerFailure]) -> list[WorkerFailure]:
-    """Drops workers that the agent itself ended because another had failed."""
-    own = [failure for failure in failures if failure.cause != "SIGTERM"]
-    return own or failures

@@ -1,0 +1,156 @@
+"""Workers on a Ray cluster: Ray Train v2 places a host for each, and replaces hosts whose node is lost."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from keepstep.engines.base import Launch, Outcome
+from keepstep.engines.ray_coordinator import Coordinator, View
+from keepstep.engines.reports import without_torn_down
+from keepstep.errors import ConfigError
+from keepstep.failure import WorkerFailure
+from keepstep.job import JOB, TARGET
+from keepstep.observe.heart import Pulse
+
+_LOOK_S = 0.1
+_LEAVE_S = 10.0
+_SETTINGS = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # its 2 s are most of the time in which it notices a lost node
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+}
+"""Of Ray Train, which has no other place for them; what the user has set stays."""
+
+
+class Ray:
+    """Runs Ray Train in a thread, so that the main one can decide, show progress and get signals."""
+
+    def run(self, launch: Launch) -> Outcome:
+        try:
+            import ray
+            import ray.train  # noqa: F401
+        except ImportError:
+            raise ConfigError("--engine ray needs Ray: pip install 'keepstep[ray]'") from None
+        from keepstep.engines.ray_cluster import Cluster
+
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        with Cluster(launch.config, launch.device) as cluster:
+            cluster.check_room()
+            with tempfile.TemporaryDirectory(prefix="keepstep-ray-") as scratch:
+                return _Driver(launch, cluster, scratch).run()
+
+
+class _Driver:
+    """One run's attempts on one cluster."""
+
+    def __init__(self, launch: Launch, cluster: Any, scratch: str) -> None:
+        import ray
+
+        self._launch, self._cluster, self._scratch = launch, cluster, scratch
+        self._coordinator = ray.remote(num_cpus=0, max_concurrency=10_000)(Coordinator).remote()
+        self._outcome: Outcome | None = None
+        self._judged = 0
+        """The attempt whose end has been dealt with."""
+        self._told_to_stop = False
+        self._ranks_by_node: dict[str, list[int]] = {}
+
+    def run(self) -> Outcome:
+        with ThreadPoolExecutor(2, "keepstep-ray") as threads:
+            # The nodes are looked over while Ray places the hosts; no worker starts before.
+            checked = threads.submit(self._cluster.check_nodes, self._launch.folder)
+            fitted = threads.submit(lambda: self._trainer().fit())
+            try:
+                self._lead(checked, fitted)
+            finally:
+                self._ask("finish")
+                wait([fitted], _LEAVE_S)
+        if self._outcome is None:
+            fitted.result()
+            raise ConfigError("Ray Train ended before the workers did")
+        return self._outcome
+
+    def _lead(self, checked: Future[None], fitted: Future[Any]) -> None:
+        version = -1
+        while self._outcome is None and not fitted.done():
+            view = self._ask("look", version, _LOOK_S)
+            version = view.version
+            self._follow(view, checked)
+            self._launch.watch()
+
+    def _trainer(self) -> Any:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        from keepstep.engines.ray_host import serve
+
+        config, need = self._launch.config, self._cluster.need
+        return DataParallelTrainer(
+            serve,
+            train_loop_config={"coordinator": self._coordinator, "folder": os.getcwd()},
+            scaling_config=ScalingConfig(
+                num_workers=(config.min_workers, config.max_workers) if config.is_elastic else config.max_workers,
+                use_gpu=need.get("GPU", 0) > 0,
+                resources_per_worker=need,
+            ),
+            # It counts lost groups of hosts only, which the supervisor counts, too.
+            run_config=RunConfig(name="run", storage_path=self._scratch, failure_config=FailureConfig(max_failures=-1)),
+        )
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        import ray
+
+        return ray.get(getattr(self._coordinator, what).remote(*arguments))
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def _follow(self, view: View, checked: Future[None]) -> None:
+        for rank, pulse in view.pulses.items():
+            if pulse:
+                Pulse(self._launch.hearts / f"rank_{rank}").follow(pulse)
+        if self._launch.asked_to_stop() and not self._told_to_stop:
+            self._told_to_stop = True
+            self._ask("stop")
+        if view.attempt > self._judged:
+            self._judge(view)
+        if checked.done():
+            checked.result()
+            if self._outcome is None and view.is_complete and view.attempt == self._judged:
+                self._begin(view)
+
+    def _begin(self, view: View) -> None:
+        for pulse in self._launch.hearts.glob("rank_*"):
+            pulse.unlink()  # there may be fewer workers now
+        self._launch.before_attempt()
+        self._ranks_by_node = {}
+        for rank, host in view.hosts.items():
+            self._ranks_by_node.setdefault(host.node, []).append(rank)
+        self._ask("begin", {JOB: os.environ[JOB], TARGET: self._launch.target.to_json()})
+
+    def _judge(self, view: View) -> None:
+        """Decides, once an attempt is over: all of its workers have ended, or Ray has replaced its hosts."""
+        lost = view.group != view.attempt_group
+        if not lost and len(view.ended) < len(view.hosts):
+            return
+        self._judged = view.attempt
+        failures = [failure for failure in view.ended.values() if failure is not None]
+        if lost:
+            failures += self._lost(view)
+        if not failures:
+            self._outcome = Outcome.FINISHED
+        elif not self._launch.on_failure(without_torn_down(failures)):
+            self._outcome = Outcome.FAILED
+
+    def _lost(self, view: View) -> list[WorkerFailure]:
+        """Those who cannot say how they ended: their node is gone, or the process that Ray had placed there."""
+        alive = {node.id for node in self._cluster.nodes}
+        gone = {rank: node for node, ranks in self._ranks_by_node.items() for rank in ranks if node not in alive}
+        if gone:
+            return [WorkerFailure(rank, "lost with its node", moment=0.0) for rank in gone]
+        silent = [rank for ranks in self._ranks_by_node.values() for rank in ranks if rank not in view.ended]
+        return [WorkerFailure(rank, "lost with its Ray worker", moment=time.time()) for rank in silent]

@@ -1,0 +1,258 @@
+"""The Ray cluster of a run: found or started, looked over before anything runs, and let go of at the end."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keepstep.config import LaunchConfig
+from keepstep.errors import ConfigError
+from keepstep.folder import RunFolder
+
+_ADDRESS = "RAY_ADDRESS"
+_SAME_EVERYWHERE = ("keepstep", "torch", "ray", "deepspeed")
+"""Packages that must be of one version on all nodes, where this machine has them."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of the cluster, and what it has in all."""
+
+    id: str
+    address: str
+    resources: dict[str, float]
+
+    def room_for(self, need: dict[str, float]) -> int:
+        """How many workers it could hold if nothing else ran there."""
+        wanted = {name: amount for name, amount in need.items() if amount > 0}
+        return int(min((self.resources.get(name, 0.0) // amount for name, amount in wanted.items()), default=10**6))
+
+    def __str__(self) -> str:
+        has = ", ".join(f"{amount:g} {name}" for name, amount in self.resources.items() if name in ("CPU", "GPU"))
+        others = [name for name in self.resources if name not in _BUILT_IN and ":" not in name]
+        return f"{self.address} ({', '.join([has or 'no CPU', *others])})"
+
+
+_BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
+
+
+class Cluster:
+    """A connection to Ray."""
+
+    def __init__(self, config: LaunchConfig, device: str) -> None:
+        self._config, self._device = config, device
+        self._is_own = self._is_users = False
+
+    @property
+    def need(self) -> dict[str, float]:
+        """What Ray reserves for each worker."""
+        need = self._config.resources_per_worker
+        has_gpus = any(node.resources.get("GPU") for node in self.nodes)
+        if self._config.gpus_per_worker is None and has_gpus and self._device != "cpu":
+            need["GPU"] = 1.0
+        return need
+
+    def __enter__(self) -> Cluster:
+        import ray
+
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        address = self._config.address or os.environ.get(_ADDRESS)
+        self._is_users = ray.is_initialized()  # in a notebook
+        if self._is_users:
+            return self
+        if address is None:
+            self._start(quiet)
+        else:
+            self._connect(address, quiet)
+        return self
+
+    def _start(self, quiet: dict[str, Any]) -> None:
+        import ray
+
+        need = self._config.resources_per_worker
+        # More workers than cores is slow, and allowed, as everywhere else; more GPUs than there are is not.
+        cores = max(os.cpu_count() or 1, int(self._config.max_workers * need.get("CPU", 0) + 0.999))
+        ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+        self._is_own = True
+
+    def _connect(self, address: str, quiet: dict[str, Any]) -> None:
+        import ray
+
+        if address.startswith("ray://"):
+            raise ConfigError(
+                f"--address {address} is Ray's client, which cannot place workers for another machine's script; start "
+                "this command on a node of the cluster (ray job submit does), with --address auto"
+            )
+        _check_reachable(address)
+        try:
+            ray.init(address=address, **quiet)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"there is no Ray cluster at {address} ({str(error).splitlines()[0]}); start one with ray start "
+                "--head, or leave --address out, and one is started for this run"
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        if not self._is_users:
+            ray.shutdown()
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[Node]:
+        import ray
+
+        return [
+            Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]
+        ]
+
+    @property
+    def here(self) -> str:
+        """The id of this machine's node."""
+        import ray
+
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+    def missing(self) -> str | None:
+        """What the workers have to wait for, in words; None: they fit now."""
+        import ray
+
+        free, need, wanted = ray.available_resources(), self.need, self._config.min_workers
+        short = [
+            f"{wanted * amount:g} {name} of which {free.get(name, 0.0):g} are free"
+            for name, amount in need.items()
+            if wanted * amount > free.get(name, 0.0)
+        ]
+        return ", ".join(short) or None
+
+    def check_nodes(self, folder: RunFolder) -> None:
+        """Raises if a node has other packages, or does not see the run folder. Takes seconds."""
+        if self._is_own:
+            return
+        with _probe(folder) as probe:
+            for node, found in _survey(self.nodes, probe):
+                _check_node(node, found, probe)
+
+    def check_room(self) -> None:
+        """Raises if the cluster can never hold as many workers as were asked for."""
+        config, nodes, need = self._config, self.nodes, self.need
+        room = sum(node.room_for(need) for node in nodes)
+        if room >= config.min_workers or _can_grow():
+            return
+        each = " + ".join(f"{amount:g} {name}" for name, amount in need.items())
+        raise ConfigError(
+            f"{config.min_workers} workers of {each} each were asked for; the cluster has room for {room}: "
+            f"{'; '.join(map(str, nodes))}. Lower --workers, --cpus-per-worker, --gpus-per-worker or --resources, or "
+            "add nodes"
+        )
+
+
+def _can_grow() -> bool:
+    """Whether an autoscaler may add nodes: then what cannot be had now may be had later."""
+    from ray._private import state
+
+    limits = state.state.get_max_resources_from_cluster_config()
+    return bool(limits)
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for half a minute before it says that nobody answers."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # auto, local
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(
+            f"there is no Ray cluster at {address} ({error.strerror or error}); look up the address that ray start "
+            "--head printed, or leave --address out, and one is started for this run"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What every node must reach: an address of an object store, or a file."""
+
+    url: str | None
+    file: str | None
+
+
+@contextmanager
+def _probe(folder: RunFolder) -> Iterator[_Probe]:
+    if folder.mirror is not None:
+        yield _Probe(folder.where, None)
+        return
+    file = folder.path.absolute() / f".probe-{uuid.uuid4().hex[:8]}"
+    file.touch()
+    try:
+        yield _Probe(None, str(file))
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _survey(nodes: list[Node], probe: _Probe) -> list[tuple[Node, dict[str, Any]]]:
+    """What each node has, as it sees it itself."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0, max_retries=0)(_look_around)
+    asked = [
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(probe)
+        for node in nodes
+    ]
+    return list(zip(nodes, ray.get(asked, timeout=60), strict=True))
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for package in _SAME_EVERYWHERE:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _look_around(probe: _Probe) -> dict[str, Any]:
+    """Runs on a node."""
+    trouble = None
+    if probe.url is not None:
+        try:
+            from keepstep.checkpoint.remote import Remote
+
+            Remote.open(probe.url).hurried(10.0).sizes()
+        except Exception as error:
+            trouble = str(error)
+    sees = probe.file is None or Path(probe.file).exists()
+    return {"versions": _versions(), "sees_file": sees, "trouble": trouble}
+
+
+def _check_node(node: Node, found: dict[str, Any], probe: _Probe) -> None:
+    for package, version in _versions().items():
+        there = found["versions"].get(package)
+        if version is not None and there != version:
+            has = f"{package} {there}" if there else f"no {package}"
+            raise ConfigError(
+                f"node {node.address} has {has}, this machine {version}: all must have the same; install it there, "
+                "or give Ray an image that has it"
+            )
+    if not found["sees_file"]:
+        assert probe.file is not None
+        raise ConfigError(
+            f"node {node.address} does not see {Path(probe.file).parent}: the run folder must be on a disk that all "
+            "nodes share, or in an object store; give one with --storage, as s3://bucket/runs"
+        )
+    if found["trouble"]:
+        raise ConfigError(f"node {node.address} cannot use --storage {probe.url}: {found['trouble']}")

@@ -1,0 +1,182 @@
+"""Where the driver of a run on Ray and its hosts, one a worker, meet: who is there, what to start, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from keepstep.failure import WorkerFailure
+
+
+@dataclass(frozen=True)
+class Host:
+    """A process that Ray placed for a worker: it starts the worker, and starts it again, as a process of its own."""
+
+    uid: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: str
+    """Ray's id of its node."""
+    address: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the hosts of a group are to start."""
+
+    attempt: int
+    group: int
+    environment: dict[str, str]
+    master: Host
+    """The host of rank 0."""
+    port: int
+    on_one_node: bool
+
+
+@dataclass(frozen=True)
+class View:
+    """What the driver sees."""
+
+    version: int
+    group: int
+    """How many groups of hosts there have been: Ray makes a new one when it has lost a host, or resizes."""
+    hosts: dict[int, Host]
+    is_complete: bool
+    """Whether every host of the group is there and free."""
+    attempt: int
+    """The attempt that was ordered last, and the group it was ordered for."""
+    attempt_group: int
+    ended: dict[int, WorkerFailure | None]
+    """Of that attempt: how each worker ended; None: well."""
+    pulses: dict[int, bytes] = field(repr=False)
+
+
+class Coordinator:
+    """Runs as a Ray actor beside the driver; knows nothing of Ray itself."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._version = 0
+        self._group = 0
+        self._hosts: dict[int, Host] = {}
+        self._ports: dict[int, int] = {}
+        """The free hosts of the group, and the port that each found free for a meeting."""
+        self._order: Order | None = None
+        self._ended: dict[int, WorkerFailure | None] = {}
+        self._pulses: dict[int, bytes] = {}
+        self._kill = self._stop = self._over = False
+
+    # -- for hosts ----------------------------------------------------------------------------------------------------
+
+    async def offer(self, host: Host, port: int, after: int) -> Order | None:
+        """A host is free: waits for an order later than attempt `after`. None: there is nothing more to do."""
+        self._admit(host)
+        self._ports[host.rank] = port
+        await self._tell()
+
+        def is_settled() -> bool:
+            return self._over or not self._belongs(host) or (self._order is not None and self._is_for(host, after))
+
+        await self._until(is_settled)
+        if self._over or not self._belongs(host):
+            return None
+        self._ports.pop(host.rank, None)
+        return self._order
+
+    async def word(self, attempt: int, heard: str) -> str:
+        """Waits for what a host must do to its worker: `stop`, or `kill`, which comes after it if at all."""
+        await self._until(
+            lambda: self._kill or self._over or self._latest != attempt or (self._stop and heard != "stop")
+        )
+        return "stop" if self._stop and heard != "stop" and not self._kill and self._latest == attempt else "kill"
+
+    async def beat(self, host: Host, pulse: bytes) -> None:
+        if self._belongs(host):
+            self._pulses[host.rank] = pulse
+
+    async def ended(self, host: Host, attempt: int, failure: WorkerFailure | None, pulse: bytes) -> None:
+        """A worker's process is gone. If it failed, the others must go, too: they would wait for it forever."""
+        if not self._belongs(host) or attempt != self._latest:
+            return
+        self._pulses[host.rank] = pulse
+        self._ended[host.rank] = failure
+        self._kill = self._kill or failure is not None
+        await self._tell()
+
+    # -- for the driver -----------------------------------------------------------------------------------------------
+
+    async def look(self, seen: int, timeout_s: float) -> View:
+        """How things are, as soon as they are no longer as in version `seen`, or after a while."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._until(lambda: self._version != seen), timeout_s)
+        return View(
+            version=self._version,
+            group=self._group,
+            hosts=dict(self._hosts),
+            is_complete=self._is_complete,
+            attempt=self._latest,
+            attempt_group=self._order.group if self._order else 0,
+            ended=dict(self._ended),
+            pulses=dict(self._pulses),
+        )
+
+    async def begin(self, environment: dict[str, str]) -> bool:
+        """Orders the next attempt from the group that is there. False: it went meanwhile."""
+        if not self._is_complete:
+            return False
+        on_one_node = len({host.node for host in self._hosts.values()}) == 1
+        master, port = self._hosts[0], self._ports[0]
+        self._order = Order(self._latest + 1, self._group, environment, master, port, on_one_node)
+        self._ended, self._pulses, self._kill = {}, {}, False
+        await self._tell()
+        return True
+
+    async def stop(self) -> None:
+        """Asks the workers to save and leave."""
+        self._stop = True
+        await self._tell()
+
+    async def finish(self) -> None:
+        """Sends everybody home."""
+        self._over = True
+        await self._tell()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _latest(self) -> int:
+        return self._order.attempt if self._order else 0
+
+    @property
+    def _is_complete(self) -> bool:
+        return bool(self._hosts) and len(self._ports) == next(iter(self._hosts.values())).world_size
+
+    def _admit(self, host: Host) -> None:
+        """Ray gives out every rank anew with each group: a stranger in a known place means that all are strangers."""
+        known = self._hosts.get(host.rank)
+        is_of_another = any(other.world_size != host.world_size for other in self._hosts.values())
+        if not self._hosts or is_of_another or (known is not None and known.uid != host.uid):
+            self._group += 1
+            self._hosts, self._ports = {}, {}
+        self._hosts[host.rank] = host
+
+    def _belongs(self, host: Host) -> bool:
+        known = self._hosts.get(host.rank)
+        return known is not None and known.uid == host.uid
+
+    def _is_for(self, host: Host, after: int) -> bool:
+        assert self._order is not None
+        return self._order.group == self._group and self._order.attempt > after
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(is_so)
