@@ -34,6 +34,7 @@ class LaunchConfig:
     cpus_per_worker: float = setting(1.0, "CPUs that Ray reserves for each worker")
     gpus_per_worker: float | None = setting(None, "GPUs that Ray reserves for each worker (default: 1 if it has any)")
     resources: str | None = setting(None, "further Ray resources for each worker, as A100=1,fast_disk=0.5")
+    ship: str | None = setting(None, "files and folders, beside the current one, that Ray brings to other nodes: a,b")
     nodes: int = setting(1, "number of machines; start the same command on each")
     node_rank: int = setting(0, "which of the machines this is, from 0")
     rendezvous: str | None = setting(None, "HOST:PORT of node 0, the same on every node")
@@ -70,6 +71,7 @@ class LaunchConfig:
             "cpus_per_worker": self.cpus_per_worker != 1.0,
             "gpus_per_worker": self.gpus_per_worker is not None,
             "resources": self.resources is not None,
+            "ship": self.ship is not None,
         }
         given = [name for name, is_given in for_ray.items() if is_given]
         if given and self.engine != "ray":

@@ -69,10 +69,10 @@ class RunFolder:
 
         return Mirror(Remote.open(self.where), self.path, self._mark)
 
-    def fetch(self) -> None:
-        """Brings the small files up to date, where the object store's are ahead of them."""
-        if self.mirror is not None and not self.finished:
-            self.mirror.fetch_files(Store(self.checkpoints, keep=1).steps())
+    def fetch(self, is_behind: bool = False) -> None:
+        """Brings the small files up to date, where the object store's are ahead of them, or known to be."""
+        if self.mirror is not None and (is_behind or not self.finished):
+            self.mirror.fetch_files([] if is_behind else Store(self.checkpoints, keep=1).steps(), is_behind)
 
     def push(self) -> None:
         """Uploads the small files to the object store, if there is one, and if the run is still this one's there."""

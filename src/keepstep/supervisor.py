@@ -130,11 +130,14 @@ class Supervisor:
             before_attempt=self._before_attempt,
             on_failure=self._on_failure,
             watch=self._watch,
+            say=lambda text: self._display.say(text, style="yellow"),
             asked_to_stop=lambda: self._stopping,
             hearts=self._hearts,
         )
         outcome = engine.run(launch)
-        stopped = any(event["event"] == "stopped" for event in self._new_events())
+        # Of the last attempt: workers also stop to go on elsewhere.
+        kinds = [event["event"] for event in self._new_events()]
+        stopped = "stopped" in kinds[len(kinds) - kinds[::-1].index("launched") :] if "launched" in kinds else False
         return Outcome.STOPPED if stopped and outcome is Outcome.FINISHED else outcome
 
     def _before_attempt(self) -> None:

@@ -38,6 +38,7 @@ def test_the_list_of_commands_and_flags() -> None:
             "--cpus-per-worker",
             "--gpus-per-worker",
             "--resources",
+            "--ship",
             "--nodes",
             "--node-rank",
             "--rendezvous",

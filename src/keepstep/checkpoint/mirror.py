@@ -56,10 +56,10 @@ class Mirror:
                     self.remote.put(path, key)
                     self._pushed[key] = mark
 
-    def fetch_files(self, local_steps: list[int]) -> None:
+    def fetch_files(self, local_steps: list[int], is_behind: bool = False) -> None:
         """Downloads the small files where this machine lacks them, or where the run has gone on elsewhere."""
         there = self.remote.sizes()
-        is_ahead = max(_committed(there), default=-1) > max(local_steps, default=-1) or self.has_finished()
+        is_ahead = is_behind or max(_committed(there), default=-1) > max(local_steps, default=-1) or self.has_finished()
         for key in (*_FILES, RESULT):
             if key in there and (is_ahead or not (self._folder / key).exists()):
                 self.remote.get(key, self._folder / key)

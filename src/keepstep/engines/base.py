@@ -37,6 +37,8 @@ class Launch:
     """Called with an attempt's failures; True: try again."""
     watch: Callable[[], None]
     """Called a few times a second while workers run elsewhere."""
+    say: Callable[[str], None]
+    """Tells the user something, beside the progress."""
     asked_to_stop: Callable[[], bool]
     """Whether the workers are to save and leave; those on this machine have been told."""
     hearts: Path

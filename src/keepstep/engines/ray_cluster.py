@@ -6,7 +6,9 @@ import importlib.metadata
 import logging
 import os
 import platform
+import signal
 import socket
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.config import LaunchConfig
+from keepstep.engines.ray_shipping import as_shipped, is_shipped_already, runtime_environment
 from keepstep.errors import ConfigError
 from keepstep.folder import RunFolder
+from keepstep.job import Target
 
 _ADDRESS = "RAY_ADDRESS"
 _SAME_EVERYWHERE = ("keepstep", "torch", "ray", "deepspeed")
@@ -48,9 +52,11 @@ _BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 class Cluster:
     """A connection to Ray."""
 
-    def __init__(self, config: LaunchConfig, device: str) -> None:
-        self._config, self._device = config, device
+    def __init__(self, config: LaunchConfig, device: str, storage: Path | None) -> None:
+        """`storage`: the folder of the runs, where it is one."""
+        self._config, self._device, self._storage = config, device, storage
         self._is_own = self._is_users = False
+        self._ships = False
 
     @property
     def need(self) -> dict[str, float]:
@@ -69,10 +75,11 @@ class Cluster:
         self._is_users = ray.is_initialized()  # in a notebook
         if self._is_users:
             return self
-        if address is None:
-            self._start(quiet)
-        else:
-            self._connect(address, quiet)
+        with _own_signals():
+            if address is None:
+                self._start(quiet)
+            else:
+                self._connect(address, quiet)
         return self
 
     def _start(self, quiet: dict[str, Any]) -> None:
@@ -95,6 +102,11 @@ class Cluster:
         _check_reachable(address)
         try:
             ray.init(address=address, **quiet)
+            if len(self.nodes) > 1 and not is_shipped_already():
+                with runtime_environment(self._config.ship, self._storage) as environment:
+                    ray.shutdown()  # what is shipped is said when connecting
+                    ray.init(address=address, runtime_env=environment, **quiet)
+                self._ships = True
         except ConnectionError as error:
             raise ConfigError(
                 f"there is no Ray cluster at {address} ({str(error).splitlines()[0]}); start one with ray start "
@@ -106,6 +118,15 @@ class Cluster:
 
         if not self._is_users:
             ray.shutdown()
+
+    @property
+    def working_folder(self) -> str | None:
+        """Where workers start; None: where Ray has put what was shipped."""
+        return None if self._ships or is_shipped_already() else str(Path.cwd())
+
+    def as_shipped(self, target: Target) -> Target:
+        """The target by the name that it has on the nodes."""
+        return as_shipped(target) if self._ships else target
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -124,6 +145,13 @@ class Cluster:
 
         node: str = ray.get_runtime_context().get_node_id()
         return node
+
+    @property
+    def leaving(self) -> set[str]:
+        """The ids of nodes that will be taken away: of spot machines, say."""
+        from ray._private import state
+
+        return set(state.state.get_draining_nodes())
 
     def missing(self) -> str | None:
         """What the workers have to wait for, in words; None: they fit now."""
@@ -157,6 +185,18 @@ class Cluster:
             f"{'; '.join(map(str, nodes))}. Lower --workers, --cpus-per-worker, --gpus-per-worker or --resources, or "
             "add nodes"
         )
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself when it is connected to; the supervisor has a better use for it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _can_grow() -> bool:

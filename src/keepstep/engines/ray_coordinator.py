@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from keepstep.engines.ray_relay import Piece
 from keepstep.failure import WorkerFailure
 
 
@@ -31,6 +32,9 @@ class Order:
     attempt: int
     group: int
     environment: dict[str, str]
+    pickled: bytes | None
+    """The function to run, where it is one and not a script."""
+    driver_node: str
     master: Host
     """The host of rank 0."""
     port: int
@@ -52,7 +56,11 @@ class View:
     attempt_group: int
     ended: dict[int, WorkerFailure | None]
     """Of that attempt: how each worker ended; None: well."""
+    was_paused: bool
+    """Whether its workers were told to save and leave because their hosts will be others."""
     pulses: dict[int, bytes] = field(repr=False)
+    pieces: list[Piece] = field(repr=False)
+    """What has come of files that the driver cannot see itself."""
 
 
 class Coordinator:
@@ -68,41 +76,53 @@ class Coordinator:
         self._order: Order | None = None
         self._ended: dict[int, WorkerFailure | None] = {}
         self._pulses: dict[int, bytes] = {}
+        self._pieces: list[Piece] = []
         self._kill = self._stop = self._over = False
+        self._pause = False
+        """Whether the hosts that are there make room for others."""
+        self._was_paused = False
+        """Whether the attempt ordered last was ended so."""
 
     # -- for hosts ----------------------------------------------------------------------------------------------------
 
     async def offer(self, host: Host, port: int, after: int) -> Order | None:
-        """A host is free: waits for an order later than attempt `after`. None: there is nothing more to do."""
+        """A host is free: waits for an order later than attempt `after`. None: there is nothing more to do.
+
+        Raises where the host is to make room: to Ray Train, that is a reason for a new group.
+        """
         self._admit(host)
         self._ports[host.rank] = port
         await self._tell()
 
         def is_settled() -> bool:
-            return self._over or not self._belongs(host) or (self._order is not None and self._is_for(host, after))
+            return self._over or self._pause or not self._belongs(host) or self._is_ordered(after)
 
         await self._until(is_settled)
         if self._over or not self._belongs(host):
             return None
+        if self._pause:
+            raise RuntimeError("another group of hosts will go on")
         self._ports.pop(host.rank, None)
         return self._order
 
     async def word(self, attempt: int, heard: str) -> str:
         """Waits for what a host must do to its worker: `stop`, or `kill`, which comes after it if at all."""
-        await self._until(
-            lambda: self._kill or self._over or self._latest != attempt or (self._stop and heard != "stop")
-        )
-        return "stop" if self._stop and heard != "stop" and not self._kill and self._latest == attempt else "kill"
 
-    async def beat(self, host: Host, pulse: bytes) -> None:
+        def is_to_die() -> bool:
+            return self._kill or self._over or self._latest != attempt
+
+        await self._until(lambda: is_to_die() or ((self._stop or self._pause) and heard != "stop"))
+        return "kill" if is_to_die() else "stop"
+
+    async def beat(self, host: Host, pulse: bytes, pieces: list[Piece]) -> None:
         if self._belongs(host):
             self._pulses[host.rank] = pulse
+            self._pieces += pieces
 
-    async def ended(self, host: Host, attempt: int, failure: WorkerFailure | None, pulse: bytes) -> None:
+    async def ended(self, host: Host, attempt: int, failure: WorkerFailure | None) -> None:
         """A worker's process is gone. If it failed, the others must go, too: they would wait for it forever."""
         if not self._belongs(host) or attempt != self._latest:
             return
-        self._pulses[host.rank] = pulse
         self._ended[host.rank] = failure
         self._kill = self._kill or failure is not None
         await self._tell()
@@ -113,6 +133,7 @@ class Coordinator:
         """How things are, as soon as they are no longer as in version `seen`, or after a while."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._until(lambda: self._version != seen), timeout_s)
+        pieces, self._pieces = self._pieces, []
         return View(
             version=self._version,
             group=self._group,
@@ -121,17 +142,19 @@ class Coordinator:
             attempt=self._latest,
             attempt_group=self._order.group if self._order else 0,
             ended=dict(self._ended),
+            was_paused=self._was_paused,
             pulses=dict(self._pulses),
+            pieces=pieces,
         )
 
-    async def begin(self, environment: dict[str, str]) -> bool:
+    async def begin(self, environment: dict[str, str], pickled: bytes | None, driver_node: str) -> bool:
         """Orders the next attempt from the group that is there. False: it went meanwhile."""
         if not self._is_complete:
             return False
         on_one_node = len({host.node for host in self._hosts.values()}) == 1
         master, port = self._hosts[0], self._ports[0]
-        self._order = Order(self._latest + 1, self._group, environment, master, port, on_one_node)
-        self._ended, self._pulses, self._kill = {}, {}, False
+        self._order = Order(self._latest + 1, self._group, environment, pickled, driver_node, master, port, on_one_node)
+        self._ended, self._pulses, self._kill, self._was_paused = {}, {}, False, False
         await self._tell()
         return True
 
@@ -139,6 +162,15 @@ class Coordinator:
         """Asks the workers to save and leave."""
         self._stop = True
         await self._tell()
+
+    async def pause(self, timeout_s: float) -> None:
+        """Has the workers save and leave, for their hosts are about to be replaced; returns when they have."""
+        if not self._is_under_way:
+            return
+        self._pause = self._was_paused = True
+        await self._tell()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._until(lambda: not self._is_under_way), timeout_s)
 
     async def finish(self) -> None:
         """Sends everybody home."""
@@ -161,16 +193,21 @@ class Coordinator:
         is_of_another = any(other.world_size != host.world_size for other in self._hosts.values())
         if not self._hosts or is_of_another or (known is not None and known.uid != host.uid):
             self._group += 1
-            self._hosts, self._ports = {}, {}
+            self._hosts, self._ports, self._pause = {}, {}, False
         self._hosts[host.rank] = host
 
     def _belongs(self, host: Host) -> bool:
         known = self._hosts.get(host.rank)
         return known is not None and known.uid == host.uid
 
-    def _is_for(self, host: Host, after: int) -> bool:
-        assert self._order is not None
-        return self._order.group == self._group and self._order.attempt > after
+    def _is_ordered(self, after: int) -> bool:
+        return self._order is not None and self._order.group == self._group and self._order.attempt > after
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether workers of the present group run, and none has failed."""
+        is_present = self._order is not None and self._order.group == self._group
+        return is_present and not self._kill and len(self._ended) < len(self._hosts)
 
     async def _tell(self) -> None:
         async with self._changed:

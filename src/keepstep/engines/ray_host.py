@@ -24,10 +24,11 @@ import ray
 import ray.train
 
 from keepstep.engines.ray_coordinator import Host, Order
+from keepstep.engines.ray_relay import Follower
 from keepstep.engines.reports import failure_of, log_size
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
-from keepstep.job import ERROR_FILE, JOB, LOGS, SUPERVISOR
+from keepstep.job import ERROR_FILE, JOB, LOGS, PICKLED, SUPERVISOR, TARGET, Target
 from keepstep.observe.heart import Pulse
 
 _POLL_S = 0.05
@@ -41,14 +42,14 @@ def serve(config: dict[str, Any]) -> None:
     coordinator, host = config["coordinator"], _myself()
     attempt = 0
     while True:
-        with _Worker(host, config["folder"]) as worker:
+        with _Worker(host, config["working_folder"]) as worker:
             order: Order | None = ray.get(coordinator.offer.remote(host, _free_port(), attempt))
             if order is None:
                 return
             attempt = order.attempt
             worker.start(order)
             failure = worker.watch(coordinator, attempt)
-            ray.get(coordinator.ended.remote(host, attempt, failure, worker.pulse()))
+            ray.get(coordinator.ended.remote(host, attempt, failure))
 
 
 def _myself() -> Host:
@@ -73,6 +74,7 @@ class _Worker:
         self._heart = self._scratch / f"rank_{host.rank}"
         self._report = self._scratch / "error.json"
         self._log, self._log_start = Path(), 0
+        self._follower: Follower | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from keepstep.worker import main_when_told; main_when_told()"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
@@ -84,9 +86,20 @@ class _Worker:
     def start(self, order: Order) -> None:
         job = json.loads(order.environment[JOB])
         job["hearts"] = str(self._scratch)
-        self._log = RunFolder(job["settings"]["storage"], job["name"]).logs / f"rank_{self._host.rank}.txt"
+        folder = RunFolder(job["settings"]["storage"], job["name"])
+        if folder.mirror is not None and self._host.node != order.driver_node:
+            folder.create()
+            if self._host.local_rank == 0:
+                folder.fetch(is_behind=True)
+            if self._host.rank == 0:
+                self._follower = Follower(folder.path)
+        self._log = folder.logs / f"rank_{self._host.rank}.txt"
         self._log_start = log_size(self._log)
         environment = {**order.environment, **self._place(order), JOB: json.dumps(job)}
+        if order.pickled is not None:
+            path = self._scratch / f"target{PICKLED}"
+            path.write_bytes(order.pickled)
+            environment[TARGET] = Target(str(path)).to_json()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already: `watch` will see how
             self._process.stdin.write(json.dumps(environment) + "\n")
@@ -115,13 +128,14 @@ class _Worker:
         word = coordinator.word.remote(attempt, heard)
         while self._process.poll() is None:
             if time.monotonic() - beaten > _BEAT_S:
-                coordinator.beat.remote(self._host, self.pulse())
+                self._beat(coordinator)
                 beaten = time.monotonic()
             come, _ = ray.wait([word], timeout=_POLL_S)
             if come:
                 heard = ray.get(word)
                 self._obey(heard)
                 word = coordinator.word.remote(attempt, heard)
+        ray.get(self._beat(coordinator))
         code = self._process.returncode
         if code == 0:
             return None
@@ -137,8 +151,9 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
 
-    def pulse(self) -> bytes:
-        return self._heart.read_bytes() if self._heart.exists() else b""
+    def _beat(self, coordinator: Any) -> Any:
+        pulse = self._heart.read_bytes() if self._heart.exists() else b""
+        return coordinator.beat.remote(self._host, pulse, self._follower.pieces() if self._follower else [])
 
     def __enter__(self) -> _Worker:
         return self

@@ -27,7 +27,7 @@ async def started(coordinator: Coordinator, *hosts: Host, after: int = 0) -> lis
     offers = [asyncio.create_task(coordinator.offer(one, 5000 + one.rank, after)) for one in hosts]
     while not (await coordinator.look(-1, 0)).is_complete:
         await asyncio.sleep(0.01)
-    assert await coordinator.begin({"KEEPSTEP_JOB": "{}"})
+    assert await coordinator.begin({"KEEPSTEP_JOB": "{}"}, None, "n")
     return await asyncio.gather(*offers)
 
 
@@ -42,7 +42,7 @@ async def is_waiting(awaitable: Coroutine[Any, Any, Any]) -> bool:
 def test_hosts_get_one_order_when_all_are_there() -> None:
     async def scenario() -> None:
         coordinator = Coordinator()
-        assert not await coordinator.begin({}), "nobody is there"
+        assert not await coordinator.begin({}, None, "n"), "nobody is there"
         orders = await started(coordinator, host(1), host(0))
         assert orders[0] == orders[1]
         assert orders[0] is not None
@@ -56,11 +56,11 @@ def test_a_failure_ends_the_others_and_the_next_attempt_has_a_new_port() -> None
         coordinator = Coordinator()
         await started(coordinator, host(0), host(1))
         assert await is_waiting(coordinator.word(1, ""))
-        await coordinator.ended(host(1), 1, WorkerFailure(1, "SIGKILL"), b"")
+        await coordinator.ended(host(1), 1, WorkerFailure(1, "SIGKILL"))
         assert await coordinator.word(1, "") == "kill"
         view = await coordinator.look(-1, 0)
         assert view.ended == {1: WorkerFailure(1, "SIGKILL")} and not view.is_complete
-        await coordinator.ended(host(0), 1, WorkerFailure(0, "SIGTERM"), b"")
+        await coordinator.ended(host(0), 1, WorkerFailure(0, "SIGTERM"))
         orders = await started(coordinator, host(0), host(1), after=1)
         assert {order.attempt for order in orders if order} == {2}
         assert (await coordinator.look(-1, 0)).ended == {}
@@ -77,13 +77,13 @@ def test_what_a_host_of_an_old_group_says_is_not_heard() -> None:
         await asyncio.sleep(0.01)
         view = await coordinator.look(-1, 0)
         assert (view.group, view.attempt_group, list(view.hosts)) == (2, 1, [1])
-        await coordinator.ended(host(0), 1, None, b"")
-        await coordinator.beat(host(0), b"x")
+        await coordinator.ended(host(0), 1, None)
+        await coordinator.beat(host(0), b"x", [])
         view = await coordinator.look(-1, 0)
         assert view.ended == {} and view.pulses == {}
         other = asyncio.create_task(coordinator.offer(host(0, uid="new0"), 6000, 0))
         await asyncio.sleep(0.01)
-        assert await coordinator.begin({})
+        assert await coordinator.begin({}, None, "n")
         orders = await asyncio.gather(offer, other)
         assert orders[0] is not None and (orders[0].attempt, orders[0].group, orders[0].port) == (2, 2, 6000)
 
@@ -107,7 +107,7 @@ def test_a_stop_is_passed_on_once_and_a_kill_after_it() -> None:
         await coordinator.stop()
         assert await coordinator.word(1, "") == "stop"
         assert await is_waiting(coordinator.word(1, "stop"))
-        await coordinator.ended(host(0), 1, WorkerFailure(0, "SIGKILL"), b"")
+        await coordinator.ended(host(0), 1, WorkerFailure(0, "SIGKILL"))
         assert await coordinator.word(1, "stop") == "kill"
 
     run(scenario())
