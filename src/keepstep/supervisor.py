@@ -12,17 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from keepstep.config import Config
+from keepstep.device import choose_device
 from keepstep.engines import Launch, Outcome, make_engine
-from keepstep.errors import ConfigError, RunFolderError
+from keepstep.errors import ConfigError, RunFolderError, StorageError
 from keepstep.failure import WorkerFailure, decide, describe, first_cause_first
 from keepstep.folder import RunFolder
 from keepstep.job import JOB, Job, Target, script_name, stamped
-from keepstep.observe.console import Display, format_metrics
+from keepstep.observe.console import Display
 from keepstep.observe.heart import Pulse
+from keepstep.observe.journal import nothing_left
 from keepstep.observe.ledger import Ledger
 from keepstep.observe.tail import Tail
 from keepstep.signals import StopSignals
+from keepstep.strategies.checks import check_flags
 from keepstep.worker import FAILURE_MARK
 
 
@@ -41,7 +46,7 @@ class Result:
 def supervise(settings: dict[str, Any], target: Target) -> Result:
     """Runs a target to its end under `settings`, the ones that were given by hand."""
     config = Config.from_settings(settings)
-    config.strategy.resolved_strategy(config.launch.max_workers)  # raises here, before anything is started
+    _check(config)
     target.check()
     name = config.folder.name or _default_name(config, target)
     folder = RunFolder(config.folder.storage, name)
@@ -51,13 +56,29 @@ def supervise(settings: dict[str, Any], target: Target) -> Result:
     else:
         folder.forget_hold()
     try:
-        folder.fetch()
+        try:
+            folder.fetch()
+        except StorageError:
+            folder.withdraw()
+            raise
         if folder.finished:
             folder.push_end()
             return _already_finished(folder)
         return Supervisor(settings, config, target, folder).run()
     finally:
         folder.release()
+
+
+def _check(config: Config) -> None:
+    """Raises what workers would raise, as far as this machine knows, before anything is started."""
+    device = None
+    if config.launch.resolved_engine != "ray":  # whose workers may have what is not here
+        if config.strategy.device == "cuda":
+            choose_device(config.strategy, 0, config.launch.workers_per_node)
+        # With a GPU here, the script may still choose; without one there is no choice.
+        is_cpu = config.strategy.device == "cpu" or not torch.cuda.is_available()
+        device = "cpu" if is_cpu else None
+    check_flags(config.strategy, config.launch.max_workers, device)
 
 
 def _default_name(config: Config, target: Target) -> str:
@@ -170,9 +191,14 @@ class Supervisor:
         self._display.say(f"keepstep: {describe(ordered)}", style="red")
         if ordered[0].user_error:
             return False  # the message says what to do
-        again = "going on from the newest checkpoint" if retry else "giving up"
-        self._display.say(f"keepstep: {decision.reason}; {again}", style="yellow")
+        self._display.say(f"keepstep: {decision.reason}; {self._what_now(retry)}", style="yellow")
         return retry
+
+    def _what_now(self, retry: bool) -> str:
+        if not retry:
+            return "giving up"
+        has_checkpoint = any(event["event"] == "checkpoint" for event in self._folder.read_events())
+        return "going on from the newest checkpoint" if has_checkpoint else "starting again"
 
     def _located(self, failure: WorkerFailure, pulse: Pulse | None) -> WorkerFailure:
         """Adds the step and phase that the worker's heartbeat was in when it stopped."""
@@ -224,9 +250,14 @@ class Supervisor:
         elif kind == "started":
             self._display.say(f"keepstep: run '{name}' in {self._folder.where}")
         elif kind == "resumed":
-            self._display.say(f"keepstep: run '{name}' goes on from step {event['step']}, in {self._folder.where}")
+            before, now = event["saved_by_workers"], event["workers"]
+            change = f", with {now} workers instead of {before}" if now != before else ""
+            where = self._folder.where
+            self._display.say(f"keepstep: run '{name}' goes on from step {event['step']}{change}, in {where}")
         elif kind == "checkpoint_passed_over":
             self._display.say(f"keepstep: passed over a bad checkpoint: {event['problem']}", style="yellow")
+        elif kind == "no_checkpoint_left":
+            self._display.say(nothing_left(event["metrics_kept"]), style="red")
         elif kind == "stopped":
             self._display.say(
                 f"keepstep: stopped on request, saved at step {event['step']}; the same command goes on from there"
@@ -261,7 +292,7 @@ class Supervisor:
                 self._folder.push_after_failure()
             else:
                 self._folder.push()
-        if outcome is Outcome.FINISHED and not self._in_process:
-            self._display.say(f"keepstep: finished at step {step}  {format_metrics(metrics)}", style="green")
+        if outcome is Outcome.FINISHED:
+            self._display.finish(step, metrics)
         failures = self._history[-1] if outcome is Outcome.FAILED else []
         return Result(outcome, self._folder.name, self._folder.path, step, metrics, failures)

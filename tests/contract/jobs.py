@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from keepstep.checkpoint.dcp import Reader
@@ -41,7 +43,17 @@ COMBINATIONS = [
     Combination("inprocess", "zero3", 1),
     *(Combination("torchrun", strategy, 2) for strategy in ("zero1", "zero2", "zero3")),
     Combination("torchrun", "zero3", 4),
+    Combination("ray", "single", 1),
+    *(Combination("ray", strategy, 2) for strategy in ("ddp", "fsdp2", "zero3")),
+    Combination("ray", "ddp", 4),
 ]
+SLOW = [Combination("ray", "single", 1), Combination("ray", "zero3", 2), Combination("ray", "ddp", 4)]
+"""Of those: a run on Ray takes three times as long to start."""
+
+
+def marked(combinations: Iterable[Combination], *further: Combination) -> list[Any]:
+    """For a test's parameters; `further`: slow in this test."""
+    return [pytest.param(c, marks=pytest.mark.slow) if c in SLOW or c in further else c for c in combinations]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="no dropout, no BatchNorm: equal at every world size")
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--micro", type=int, default=1)
+    parser.add_argument("--sleep", type=float, default=0.0, help="seconds a step, for whoever wants to disturb the run")
     parser.add_argument("--kill", nargs="*", default=[], help="PLACE:STEP:RANK, each once; rank -1: all")
     return parser.parse_args()
 
@@ -156,6 +158,7 @@ def main() -> None:
                 run.backward(loss / args.micro)
                 run.log(loss=loss, tilt=tilt)
             killer.at("body")
+            time.sleep(args.sleep)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()

@@ -17,12 +17,25 @@ parser.add_argument("--clip", type=float)
 parser.add_argument("--by-hand", type=int, default=1, help="backward passes that add up before a step")
 parser.add_argument("--frozen", action="store_true", help="a layer that is not trained")
 parser.add_argument("--tied", action="store_true", help="two layers that share a weight")
+parser.add_argument("--buffer", action="store_true", help="a floating-point buffer, added before a LayerNorm")
 parser.add_argument("--discard", action="store_true", help="gradients made, and thrown away")
 parser.add_argument("--two-models", action="store_true")
 parser.add_argument("--width", type=int, default=8)
 parser.add_argument("--die-at", type=int)
 parser.add_argument("--closure", action="store_true")
 args = parser.parse_args()
+
+
+class Positions(nn.Module):
+    """What a transformer adds to its input, and does not train."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.linspace(-1, 1, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table
+
 
 run = keepstep.start()
 torch.manual_seed(0)
@@ -36,6 +49,8 @@ model = nn.Sequential(
     nn.Linear(wide, wide),
     nn.Linear(wide, 3),
 )
+if args.buffer:
+    model.insert(2, Positions(wide))
 if args.frozen:
     model[0].requires_grad_(False)
 if args.tied:

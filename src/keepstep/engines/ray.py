@@ -60,9 +60,13 @@ class _Driver:
 
     def __init__(self, launch: Launch, cluster: Cluster, scratch: str) -> None:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self._launch, self._cluster, self._scratch = launch, cluster, scratch
-        self._coordinator = ray.remote(num_cpus=0, max_concurrency=10_000)(Coordinator).remote()
+        # It lives where this process does: a node that is lost must not take it along.
+        here = NodeAffinitySchedulingStrategy(cluster.here, soft=False)
+        as_actor = ray.remote(num_cpus=0, max_concurrency=10_000, scheduling_strategy=here)
+        self._coordinator = as_actor(Coordinator).remote()
         self._outcome: Outcome | None = None
         self._judged = 0
         """The attempt whose end has been dealt with."""
@@ -168,9 +172,9 @@ class _Driver:
         if not is_replaced and len(view.ended) < len(view.hosts):
             return
         self._judged = view.attempt
-        failures = [failure for failure in view.ended.values() if failure is not None]
-        if is_replaced and not view.was_paused:
-            failures += self._lost(view)
+        lost = self._lost(view) if is_replaced and not view.was_paused else []
+        gone = {failure.rank for failure in lost}  # its last words may have come, and say less
+        failures = lost + [failure for rank, failure in view.ended.items() if failure and rank not in gone]
         if failures:
             if not self._launch.on_failure(without_torn_down(failures)):
                 self._outcome = Outcome.FAILED

@@ -76,6 +76,7 @@ class Cluster:
         if self._is_users:
             return self
         with _own_signals():
+            _silence()
             if address is None:
                 self._start(quiet)
             else:
@@ -154,9 +155,12 @@ class Cluster:
         return set(state.state.get_draining_nodes())
 
     def missing(self) -> str | None:
-        """What the workers have to wait for, in words; None: they fit now."""
+        """What the workers have to wait for, in words; None: Ray has found room for them."""
         import ray
 
+        groups = ray.util.placement_group_table().values()
+        if not any(group["state"] in ("PENDING", "RESCHEDULING") for group in groups):
+            return None
         free, need, wanted = ray.available_resources(), self.need, self._config.min_workers
         short = [
             f"{wanted * amount:g} {name} of which {free.get(name, 0.0):g} are free"
@@ -185,6 +189,14 @@ class Cluster:
             f"{'; '.join(map(str, nodes))}. Lower --workers, --cpus-per-worker, --gpus-per-worker or --resources, or "
             "add nodes"
         )
+
+
+def _silence() -> None:
+    """Ray prints what its helpers report, with pages of their logs, into the driver's output; nothing turns that off.
+    What it means for the run is said by keepstep."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *_, **__: None
 
 
 @contextmanager

@@ -185,7 +185,7 @@ class Coordinator:
 
     @property
     def _is_complete(self) -> bool:
-        return bool(self._hosts) and len(self._ports) == next(iter(self._hosts.values())).world_size
+        return bool(self._hosts) and not self._pause and len(self._ports) == next(iter(self._hosts.values())).world_size
 
     def _admit(self, host: Host) -> None:
         """Ray gives out every rank anew with each group: a stranger in a known place means that all are strangers."""

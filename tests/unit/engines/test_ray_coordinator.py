@@ -90,9 +90,9 @@ def test_what_a_host_of_an_old_group_says_is_not_heard() -> None:
     run(scenario())
 
 
-def test_a_group_of_another_size_replaces_one(size: int = 3) -> None:
+def test_a_group_of_another_size_replaces_one() -> None:
     async def scenario() -> None:
-        coordinator = Coordinator()
+        coordinator, size = Coordinator(), 3
         await started(coordinator, host(0), host(1))
         orders = await started(coordinator, *(host(rank, size, f"new{rank}", f"n{rank}") for rank in range(size)))
         assert orders[0] is not None and orders[0].group == 2 and not orders[0].on_one_node
@@ -109,6 +109,28 @@ def test_a_stop_is_passed_on_once_and_a_kill_after_it() -> None:
         assert await is_waiting(coordinator.word(1, "stop"))
         await coordinator.ended(host(0), 1, WorkerFailure(0, "SIGKILL"))
         assert await coordinator.word(1, "stop") == "kill"
+
+    run(scenario())
+
+
+def test_a_paused_group_saves_leaves_and_makes_room() -> None:
+    async def scenario() -> None:
+        coordinator = Coordinator()
+        await coordinator.pause(SOON_S)  # nobody is there: nothing to wait for
+        await started(coordinator, host(0, 1))
+        pause = asyncio.create_task(coordinator.pause(SOON_S))
+        assert await coordinator.word(1, "") == "stop"
+        assert not pause.done()
+        await coordinator.ended(host(0, 1), 1, None)
+        await pause
+        with pytest.raises(RuntimeError, match="another group"):
+            await coordinator.offer(host(0, 1), 5000, 1)
+        view = await coordinator.look(-1, 0)
+        assert view.was_paused and not view.is_complete
+        assert not await coordinator.begin({}, None, "n")
+        orders = await started(coordinator, host(0, 2, "new0"), host(1, 2, "new1"))
+        assert orders[0] is not None and orders[0].attempt == 2
+        assert not (await coordinator.look(-1, 0)).was_paused
 
     run(scenario())
 
