@@ -120,7 +120,8 @@ def measured(start: Any) -> dict[str, float]:
         steps = [json.loads(line) for line in (Path(folder) / "steps.jsonl").read_text().splitlines()]
         died = float((Path(folder) / "died").read_text())
     after = [step["time"] for step in steps if step["process"] != steps[0]["process"]]
-    assert steps[-1]["step"] == STEPS and after, "it did not come to its end"
+    assert steps[-1]["step"] == STEPS, "it did not come to its end"
+    assert after, "nobody died"
     return {"start": steps[0]["time"] - began, "recovery": after[0] - died}
 
 

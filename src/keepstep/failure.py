@@ -14,6 +14,10 @@ _CONSEQUENCE = re.compile(
 )
 """What a worker says when another one has gone: the other one is the cause."""
 
+LOST_NODE = "lost with its node"
+"""A cause: machines come and go, and it is nobody's failure."""
+LOST_HOST = "lost with its Ray worker"
+
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
 """Signals that a program brings on itself: they come again. Others come from outside."""
 
@@ -77,9 +81,12 @@ def decide(history: list[list[WorkerFailure]], max_failures: int) -> Decision:
     repeats = len(history) > 1 and history[-2][0].signature == cause.signature
     if repeats and (cause.is_exception or cause.cause in _CRASHES):
         return Decision(False, f"the same error at the same step ({cause.step}) twice: not retrying")
-    if len(history) > max_failures:
-        return Decision(False, f"failure {len(history)}, and --max-failures is {max_failures}")
-    return Decision(True, f"failure {len(history)} of {max_failures} forgiven")
+    if cause.cause == LOST_NODE:
+        return Decision(True, "a node is gone")
+    counted = sum(failures[0].cause != LOST_NODE for failures in history)
+    if counted > max_failures:
+        return Decision(False, f"failure {counted}, and --max-failures is {max_failures}")
+    return Decision(True, f"failure {counted} of {max_failures} forgiven")
 
 
 def exit_cause(exit_code: int) -> str:

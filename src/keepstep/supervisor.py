@@ -258,6 +258,8 @@ class Supervisor:
             self._display.say(f"keepstep: passed over a bad checkpoint: {event['problem']}", style="yellow")
         elif kind == "no_checkpoint_left":
             self._display.say(nothing_left(event["metrics_kept"]), style="red")
+        elif kind == "stopped" and self._config.launch.resolved_engine == "ray" and not self._stopping:
+            self._display.say(f"keepstep: saved at step {event['step']}, to go on with other workers")
         elif kind == "stopped":
             self._display.say(
                 f"keepstep: stopped on request, saved at step {event['step']}; the same command goes on from there"

@@ -86,10 +86,11 @@ def sizes(done: Done) -> list[int]:
     return [resumed[0]["saved_by_workers"], *(event["workers"] for event in resumed)]
 
 
+@pytest.mark.slow
 def test_a_lost_node_makes_the_run_smaller_and_a_new_one_larger(cluster: Any, tmp_path: Path) -> None:
     add_node(cluster, 1)
     doomed = add_node(cluster, 1)
-    run = start(cluster, tmp_path, "--workers", "1:2", arguments=[*_PLAIN, "--sleep", "0.1"])
+    run = start(cluster, tmp_path, "--workers", "1:2", arguments=[*_PLAIN, "--sleep", "0.4"])
     try:
         wait_for_step(tmp_path, 12, run)
         cluster.remove_node(doomed, allow_graceful=False)
@@ -171,3 +172,34 @@ def test_a_stop_saves_on_every_node(cluster: Any, tmp_path: Path) -> None:
     done = Done(RunFolder(tmp_path, "a"))
     (stopped,) = done.events("stopped")
     assert json.loads((tmp_path / "a" / "result.json").read_text())["step"] == stopped["step"]
+
+
+@pytest.mark.slow
+def test_a_node_with_notice_makes_the_workers_save_and_move(cluster: Any, tmp_path: Path) -> None:
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    for _ in range(3):
+        add_node(cluster, 1)
+    run = start(cluster, tmp_path, "--workers", "2", arguments=[*_PLAIN, "--sleep", "0.1"])
+    try:
+        wait_for_step(tmp_path, 7, run)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        nodes = {node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU")}
+        busy = next(
+            node for node, free in available_resources_per_node().items() if node in nodes and not free.get("CPU")
+        )
+        ray.shutdown()
+        words = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", cluster.address]
+        words += ["--node-id", busy, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        subprocess.run([*words, "--deadline-remaining-seconds", "60"], check=True, capture_output=True)
+        output = finish(run)
+    finally:
+        run.kill()
+        run.wait()
+    done = Done(RunFolder(tmp_path, "a"))
+    assert "1 node(s) will be taken away: saving, to go on elsewhere" in output
+    assert not done.events("failed")
+    (stopped,), (resumed,) = done.events("stopped"), done.events("resumed")
+    assert stopped["step"] == resumed["step"], "no step is made twice"
+    assert_as_in_one_process(tmp_path, done)

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.failure import WorkerFailure, decide, describe, exit_cause, first_cause_first
+from keepstep.failure import (
+    LOST_HOST,
+    LOST_NODE,
+    Decision,
+    WorkerFailure,
+    decide,
+    describe,
+    exit_cause,
+    first_cause_first,
+)
 
 
 def error(step: int = 5, message: str = "bad", cause: str = "ValueError", **fields: Any) -> WorkerFailure:
@@ -164,3 +173,12 @@ def test_without_a_traceback_the_end_of_the_log_is_shown() -> None:
 def test_a_users_error_is_its_message_which_says_what_to_do() -> None:
     mistake = error(user_error=True, cause="DataError", message="use 4 or 8", traceback="long")
     assert describe([mistake, error(rank=1)]) == "use 4 or 8"
+
+
+def test_lost_nodes_are_forgiven_without_end_and_not_counted() -> None:
+    lost = [WorkerFailure(1, LOST_NODE, step=7)]
+    own = [WorkerFailure(0, "SIGKILL", step=7)]
+    assert decide([lost] * 9, max_failures=0) == Decision(True, "a node is gone")
+    assert decide([lost, lost, own], max_failures=1) == Decision(True, "failure 1 of 1 forgiven")
+    assert not decide([own, lost, own], max_failures=1).retry
+    assert decide([[WorkerFailure(1, LOST_HOST)]] * 2, max_failures=1).retry is False

@@ -14,7 +14,7 @@ from keepstep.engines.ray_coordinator import Coordinator, View
 from keepstep.engines.ray_relay import write_pieces
 from keepstep.engines.reports import without_torn_down
 from keepstep.errors import ConfigError
-from keepstep.failure import WorkerFailure
+from keepstep.failure import LOST_HOST, LOST_NODE, WorkerFailure
 from keepstep.job import JOB, TARGET
 from keepstep.observe.heart import Pulse
 
@@ -186,9 +186,9 @@ class _Driver:
         alive = {node.id for node in self._cluster.nodes}
         gone = sorted(rank for node, ranks in self._ranks_by_node.items() for rank in ranks if node not in alive)
         if gone:
-            return [WorkerFailure(rank, "lost with its node") for rank in gone]
+            return [WorkerFailure(rank, LOST_NODE) for rank in gone]
         ranks = sorted(rank for ranks in self._ranks_by_node.values() for rank in ranks if rank not in view.ended)
-        return [WorkerFailure(rank, "lost with its Ray worker", moment=time.time()) for rank in ranks]
+        return [WorkerFailure(rank, LOST_HOST, moment=time.time()) for rank in ranks]
 
     def _look_at_cluster(self, view: View) -> None:
         """What Ray knows and does not say: nodes that will be taken away, and what is being waited for."""
