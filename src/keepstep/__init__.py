@@ -7,17 +7,19 @@ if TYPE_CHECKING:
     from keepstep.current import start
     from keepstep.data.fetcher import sample_uniforms
     from keepstep.data.plan import Plan
+    from keepstep.data.ray_data import RayData
     from keepstep.errors import KeepstepError
     from keepstep.launcher import launch
     from keepstep.run import Run
 
 __version__ = "0.1.0"
 
-__all__ = ["KeepstepError", "Plan", "Run", "__version__", "launch", "sample_uniforms", "start"]
+__all__ = ["KeepstepError", "Plan", "RayData", "Run", "__version__", "launch", "sample_uniforms", "start"]
 
 _HOMES = {
     "KeepstepError": "errors",
     "Plan": "data.plan",
+    "RayData": "data.ray_data",
     "Run": "run",
     "launch": "launcher",
     "sample_uniforms": "data.fetcher",

@@ -127,7 +127,7 @@ class Checkpointer:
             self._tidy_mirror(self._store.mirror, step)
         self._saver.forget_after(-1 if step is None else step)
         if step is None:
-            self._journal.fresh()
+            self._journal.fresh(lost_all=bool(passed_over))
             return None
         loaded = load(self._store, step, self._training, context.rank)
         _check_run(loaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from rich.table import Table
 from keepstep.checkpoint.store import BEST, WRITING, Manifest, Store, step_of
 from keepstep.errors import EXIT_FAILED, CheckpointError
 from keepstep.folder import RunFolder
-from keepstep.observe.console import format_metrics
+from keepstep.observe.console import format_metrics, printable
 from keepstep.show import existing_run
+
+_HERE = "on this machine"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,21 @@ class Row:
     metrics: str = ""
     notes: str = ""
     bad: bool = False
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One of the places where a checkpoint lies, and what is wrong with it there."""
+
+    where: str
+    manifest: Manifest | None = None
+    problem: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.problem is not None:
+            return f"BAD {self.where}: {self.problem}"
+        return "this machine's copy is good" if self.where == _HERE else f"the copy {self.where} is good"
 
 
 def print_checkpoints(storage: str | Path, name: str, verify: bool = False) -> int:
@@ -62,34 +80,81 @@ def _checkpoints(store: Store, verify: bool) -> Iterator[Row]:
     for step in steps:
         marks = ["newest"] if step == steps[-1] else []
         if best and best["step"] == step:
-            marks.append(f"best {_printable(best['metric'])} {best['value']:.4g}")
-        is_here = store.path(step).exists()
-        try:
-            if verify:
-                _verify(store, step)
-                marks.append("good")
-            elif not is_here:
-                yield Row(f"step {step}", notes=", ".join([*marks, "in the object store only; --verify fetches it"]))
-                continue
-            yield _row(store.read_manifest(step), size_text(_bytes_in(store.path(step))), ", ".join(marks))
-        except (CheckpointError, OSError) as error:
-            if store.path(step).exists() or not is_here:  # or a run that goes on has deleted it since it was listed
-                size = size_text(_bytes_in(store.path(step)))
-                yield Row(f"step {step}", size=size, notes=", ".join([*marks, f"BAD: {error}"]), bad=True)
+            marks.append(f"best {printable(best['metric'])} {best['value']:.4g}")
+        row = _verified(store, step, marks) if verify else _listed(store, step, marks)
+        if row is not None:
+            yield row
+
+
+def _listed(store: Store, step: int, marks: list[str]) -> Row | None:
+    """By its manifest on this machine alone."""
+    if store.mirror is not None and not store.path(step).exists():
+        size = size_text(store.mirror.bytes_of(step))
+        return Row(f"step {step}", size=size, notes=", ".join([*marks, "in the object store only; --verify reads it"]))
+    try:
+        return _row(store.read_manifest(step), size_text(_bytes_in(store.path(step))), ", ".join(marks))
+    except (CheckpointError, OSError) as error:
+        return _bad(store, step, [*marks, f"BAD: {error}"])
+
+
+def _verified(store: Store, step: int, marks: list[str]) -> Row | None:
+    """By all of its bytes: those of the object store and those of this machine, each for itself."""
+    copies = list(_copies(store, step))
+    bad = [copy for copy in copies if copy.problem is not None]
+    if bad:
+        bad_first = sorted(copies, key=lambda copy: copy.problem is None)
+        said = "; ".join(copy.verdict for copy in bad_first) if store.mirror is not None else f"BAD: {bad[0].problem}"
+        return _bad(store, step, [*marks, said])
+    for copy in copies:
+        assert copy.manifest is not None
+        size = sum(record.bytes for record in copy.manifest.files.values())
+        return _row(copy.manifest, size_text(size), ", ".join([*marks, "good"]))
+    return None  # a run that goes on has deleted it since it was listed
+
+
+def _copies(store: Store, step: int) -> Iterator[Copy]:
+    here, mirror = Store(store.root, keep=1), store.mirror
+    if mirror is not None and step in mirror.steps():
+        copy = _inspected(f"in {mirror.remote.url}", step, mirror.checked_copy(step))
+        if copy.problem is None or step in mirror.steps():
+            yield copy
+    if here.path(step).exists():
+        copy = _inspected(_HERE, step, _checked_here(here, step))
+        if copy.problem is None or here.path(step).exists():
+            yield copy
+
+
+@contextmanager
+def _checked_here(store: Store, step: int) -> Iterator[Store]:
+    store.check(step)
+    yield store
+
+
+def _inspected(where: str, step: int, copy: AbstractContextManager[Store]) -> Copy:
+    from keepstep.checkpoint.contents import check_contents  # it imports DCP, which takes half a second
+    from keepstep.checkpoint.remote import MissingObject
+
+    try:
+        with copy as store:
+            check_contents(store, step)
+            return Copy(where, store.read_manifest(step))
+    except (CheckpointError, MissingObject, OSError) as error:
+        return Copy(where, problem=str(error))
+
+
+def _bad(store: Store, step: int, notes: list[str]) -> Row | None:
+    is_here = store.path(step).exists()
+    if not is_here and (store.mirror is None or step not in store.mirror.steps()):
+        return None  # a run that goes on has deleted it since it was listed
+    size = _bytes_in(store.path(step)) if is_here or store.mirror is None else store.mirror.bytes_of(step)
+    return Row(f"step {step}", size=size_text(size), notes=", ".join(notes), bad=True)
 
 
 def _row(manifest: Manifest, size: str, notes: str) -> Row:
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
     workers = f"{manifest.strategy}, {manifest.world_size} worker{'s' if manifest.world_size > 1 else ''}"
-    metrics = format_metrics({_printable(name): value for name, value in manifest.metrics.items()})
+    metrics = format_metrics(manifest.metrics)
     return Row(f"step {manifest.step}", f"epoch {manifest.epoch}", saved, size, workers, metrics, notes)
-
-
-def _verify(store: Store, step: int) -> None:
-    from keepstep.checkpoint.contents import check_contents  # it imports DCP, which takes half a second
-
-    store.check(step)
-    check_contents(store, step)
 
 
 def _others(folder: RunFolder) -> Iterator[Row]:
@@ -106,7 +171,7 @@ def _others(folder: RunFolder) -> Iterator[Row]:
             continue
         else:
             note = "not keepstep's"
-        yield Row(_printable(path.name), size=size_text(_bytes_in(path)), notes=note)
+        yield Row(printable(path.name), size=size_text(_bytes_in(path)), notes=note)
 
 
 def _print_table(console: Console, rows: list[Row]) -> None:
@@ -131,8 +196,3 @@ def _bytes_in(path: Path) -> int:
         return sum(entry.lstat().st_size for entry in path.iterdir())
     except OSError:  # it was deleted just now
         return 0
-
-
-def _printable(text: str) -> str:
-    """A name from a file, for a terminal: control characters could rewrite what stands on it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -49,6 +49,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     settings = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name, None) is not None}
     result = supervise(settings, Target(arguments.target, tuple(arguments.arguments)))
+    if result.failures and result.failures[0].user_error:
+        return EXIT_USAGE
     return {Outcome.FINISHED: 0, Outcome.STOPPED: EXIT_STOPPED, Outcome.FAILED: EXIT_FAILED}[result.outcome]
 
 
@@ -136,7 +138,9 @@ def _add_export(commands: Any) -> None:
         "--dtype", choices=("bf16", "fp16", "fp32"), help="cast floating-point tensors (default: as saved)"
     )
     export.add_argument("--strip-prefix", default="", metavar="PREFIX", help="take this off the tensors' names")
-    export.add_argument("--shard-size", metavar="SIZE", help="write several files of at most this size each, as 5GB")
+    export.add_argument(
+        "--shard-size", metavar="SIZE", help="write several files with at most so many bytes of tensors each, as 5GB"
+    )
     export.add_argument("--output", help="file, or folder of shards, to write (default: NAME-stepN[.safetensors])")
 
 

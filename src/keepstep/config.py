@@ -128,7 +128,7 @@ class StrategyConfig:
     """How a model is spread over the workers, and in what arithmetic it runs."""
 
     strategy: str = setting("auto", "how the model is spread; auto: single for 1 worker, else ddp", STRATEGIES)
-    precision: str = setting("fp32", "arithmetic of forward and backward; weights stay fp32", PRECISIONS)
+    precision: str = setting("fp32", "arithmetic of forward and backward; the optimizer keeps fp32 weights", PRECISIONS)
     compile: bool = setting(False, "compile the model with torch.compile")
     activation_checkpointing: bool = setting(False, "recompute each block in backward, to save memory")
     cpu_offload: bool = setting(False, "keep sharded weights and optimizer state in host memory (fsdp, fsdp2, zero)")

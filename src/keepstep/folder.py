@@ -9,7 +9,9 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
+import stat
 import time
 import weakref
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from keepstep.checkpoint.store import WRITING, FetchingStore, Store, write_durably
+from keepstep.checkpoint.store import LOST_METRICS, WRITING, FetchingStore, Store, write_durably
+from keepstep.checkpoint.untrusted import shown
 from keepstep.errors import RunFolderError, StorageError
 from keepstep.standard_json import to_json
 from keepstep.storage import Storage
@@ -48,6 +51,8 @@ class RunFolder:
         self._mark = self.path / ".holder"
         self._lock: IO[str] | None = None
         self._holder: Holder | None = None
+        self._made: list[Path] = []
+        """Folders that this process has made for the run, the innermost first."""
 
     @property
     def storage(self) -> str:
@@ -99,6 +104,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Makes the folder, and makes sure that it can be written."""
+        self._made = [folder for folder in (self.logs, *self.logs.parents) if not folder.exists()]
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".probe-{os.getpid()}"
@@ -142,8 +148,19 @@ class RunFolder:
             holder.take()
             self._holder = holder
         except BaseException:
+            self.withdraw()
             self.unlock()
             raise
+
+    def withdraw(self) -> None:
+        """Takes back the folders that this process, which holds them, made for a run that was then refused."""
+        if self.path not in self._made or any(entry.name not in (".lock", "logs") for entry in self.path.iterdir()):
+            return
+        with contextlib.suppress(OSError):  # not empty: somebody else's
+            self._made[0].rmdir()  # the logs
+            (self.path / ".lock").unlink(missing_ok=True)
+            for folder in self._made[1:]:
+                folder.rmdir()
 
     def forget_hold(self) -> None:
         """Another machine holds the run: what an earlier process left here must not be taken for its mark."""
@@ -168,7 +185,8 @@ class RunFolder:
 
             return is_alive(self.mirror.remote)
         try:
-            with (self.path / ".lock").open() as lock:
+            # Not waited for: in a folder that is anybody's, it may be a pipe.
+            with os.fdopen(os.open(self.path / ".lock", os.O_RDONLY | os.O_NONBLOCK)) as lock:
                 # Shared: two that look do not take each other for the run.
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -188,17 +206,26 @@ class RunFolder:
                 data = data[file.write(data) :]
 
     def read_events(self) -> list[dict[str, Any]]:
-        return [_with_numbers(event) for event in read_lines(self.events)]
+        return [_event(event, self.events) for event in read_lines(self.events)]
 
     def read_metrics(self) -> list[dict[str, Any]]:
         return list(read_lines(self.metrics))
+
+    def keep_metrics(self) -> str | None:
+        """Puts a copy of the metrics beside them, before they are begun anew; returns its name, if there are any."""
+        if not self.metrics.exists() or not self.metrics.stat().st_size:
+            return None
+        kept = self.path / f"{LOST_METRICS}{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        with _as_one_line(kept):
+            shutil.copyfile(self.metrics, kept)
+        return kept.name
 
     def write_config(self, config: dict[str, Any]) -> None:
         with _as_one_line(self._config):
             write_durably(self._config, json.dumps(config, indent=1, default=str))
 
     def read_config(self) -> dict[str, Any]:
-        return _read_json(self._config)
+        return _typed(_read_json(self._config), _CONFIG, self._config)
 
     def write_result(self, result: dict[str, Any]) -> None:
         with _as_one_line(self._result):
@@ -206,7 +233,7 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any]:
         """The result, or an empty dict while there is none."""
-        return _with_numbers(_read_json(self._result))
+        return _with_numbers(_typed(_read_json(self._result), _RESULT, self._result), self._result)
 
     @property
     def finished(self) -> bool:
@@ -215,17 +242,32 @@ class RunFolder:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a .jsonl file; lines that a crash cut short are passed over."""
-    if not path.exists():
+    file = _open(path)
+    if file is None:
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with file:
         for line in file:
             text = line.strip("\0\n")  # a power cut can leave zeros where data should be
             try:
-                if text:
-                    yield json.loads(text)
-            except ValueError:
-                if not text.startswith("{"):  # not the beginning of a line of ours
-                    raise RunFolderError(f"{path} has a line that is not JSON: {line[:80]!r}") from None
+                found = json.loads(text) if text else None
+            except (ValueError, RecursionError):
+                if text.startswith("{"):  # the beginning of a line of ours
+                    continue
+                raise RunFolderError(f"{path} has a line that is not JSON: {shown(line)}") from None
+            if isinstance(found, dict):
+                yield found
+            elif text:
+                raise RunFolderError(f"{path} has a line that is no JSON object: {shown(line)}")
+
+
+def check_numbers(found: object, where: Path) -> dict[str, float]:
+    """Metrics as they were before they were written (NaN is no string); raises if they are anything else."""
+    try:
+        if isinstance(found, dict):
+            return {name: float(value) for name, value in found.items()}
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise RunFolderError(f"{where} has metrics that are {shown(found)}; an object of numbers was expected")
 
 
 @contextlib.contextmanager
@@ -243,11 +285,27 @@ def _lacks_newline(file: IO[bytes]) -> bool:
     return file.read(1) != b"\n"
 
 
-def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
-    """With metrics as they were before they were written: NaN is no string."""
-    if "metrics" not in entry:
-        return entry
-    return {**entry, "metrics": {name: float(value) for name, value in entry["metrics"].items()}}
+def _with_numbers(entry: dict[str, Any], where: Path) -> dict[str, Any]:
+    return {**entry, "metrics": check_numbers(entry["metrics"], where)} if "metrics" in entry else entry
+
+
+def _event(raw: dict[str, Any], where: Path) -> dict[str, Any]:
+    """An event that has a kind and a time, whatever else is in it."""
+    if not isinstance(raw.get("event"), str) or type(raw.get("time")) not in (int, float):
+        raise RunFolderError(f"{where} has a line that is no event with a time: {shown(raw)}")
+    return _with_numbers(raw, where)
+
+
+_CONFIG: dict[str, type] = {"settings": dict, "script": str, "arguments": list}
+_RESULT: dict[str, type] = {"status": str, "step": int, "seconds": dict}
+"""The types that those who read a file's fields rely on."""
+
+
+def _typed(found: dict[str, Any], types: dict[str, type], where: Path) -> dict[str, Any]:
+    for name, kind in types.items():
+        if name in found and type(found[name]) is not kind:
+            raise RunFolderError(f"{where} has {shown(found[name])} as {name!r}; a {kind.__name__} was expected")
+    return found
 
 
 def _lock_within(file: IO[str], seconds: float) -> bool:
@@ -269,12 +327,32 @@ def _lock_within(file: IO[str], seconds: float) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
+        file = _open(path)
+        if file is None:
+            return {}
+        with file:
+            content = json.load(file)
     except ValueError as error:
         raise RunFolderError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise RunFolderError(f"{path} is not JSON of ours: it is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{path} holds a {type(content).__name__}; an object was expected")
     return content
+
+
+def _open(path: Path) -> IO[str] | None:
+    """A file of a run that may be anybody's; None where there is none. A pipe would be waited for for ever."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RunFolderError(f"{path} is not a regular file; a run has no folder, pipe or device of that name")
+    return os.fdopen(descriptor, encoding="utf-8", errors="replace")
 
 
 _held: weakref.WeakSet[RunFolder] = weakref.WeakSet()

@@ -64,7 +64,7 @@ class Holder:
 
     def _outlive(self, holder: dict[str, Any] | None) -> None:
         """Returns once nobody else holds the run."""
-        if holder is None or holder["mark"] == self._mark_of_the_dead():
+        if holder is None or holder["mark"] == self._mark_of_the_dead() or _died_here(holder):
             return
         silent_s = self._silence()
         if silent_s < SILENT_S:
@@ -100,9 +100,10 @@ class Holder:
         )
 
     def _renew(self) -> None:
-        who = f"process {os.getpid()} on {socket.gethostname()}"
         self._renewals += 1
-        content = {"who": who, "mark": self._mark, "renewals": self._renewals, "time": time.time()}
+        process = {**_this_boot(), "pid": os.getpid(), "began": _began(os.getpid())}
+        who = f"process {process['pid']} on {process['host']}"
+        content = {"who": who, "mark": self._mark, "renewals": self._renewals, "time": time.time(), **process}
         self._remote.write(HOLDER, json.dumps(content).encode())
 
     def _keep(self) -> None:
@@ -116,14 +117,51 @@ class Holder:
                 continue
 
 
+def _this_boot() -> dict[str, str]:
+    """What tells this machine, since it was started, from every other. A container has its own name, and a fresh
+    numbering of processes, on the boot of its host."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # not Linux
+        return {"host": socket.gethostname(), "boot": ""}
+    return {"host": socket.gethostname(), "boot": f"{boot} {namespace}"}
+
+
+def _began(pid: int) -> int | None:
+    """When a process was started, in ticks since the machine was, which no clock that is set changes; None where
+    there is none of that number."""
+    try:
+        after_its_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        return int(after_its_name.split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _died_here(holder: dict[str, Any]) -> bool:
+    """Whether the holder was a process of this machine that is gone, though its cache with the mark may be, too."""
+    here = _this_boot()
+    pid, began = holder.get("pid"), holder.get("began")
+    if (
+        not here["boot"]
+        or type(pid) is not int
+        or type(began) is not int
+        or any(holder.get(name) != value for name, value in here.items())
+    ):
+        return False
+    return _began(pid) != began  # gone, or its number is another's by now
+
+
 def read_holder(remote: Remote) -> dict[str, Any] | None:
     try:
-        holder: dict[str, Any] = json.loads(remote.read(HOLDER))
+        holder = json.loads(remote.read(HOLDER))
+        if isinstance(holder, dict) and isinstance(holder.get("mark"), str):
+            return {"who": "another process", **holder}
     except MissingObject:
         return None
     except ValueError:
-        return {"mark": "", "who": "another process"}
-    return holder
+        pass
+    return {"mark": "", "who": "another process"}
 
 
 def is_alive(remote: Remote) -> bool:

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 
 from keepstep.context import Context
 from keepstep.data.loader import Loader
+from keepstep.data.ray_data import RayData
+from keepstep.data.ray_source import Joined
 from keepstep.errors import ConfigError
 from keepstep.seeding import mix
 from keepstep.state import TrainingState
@@ -49,16 +51,17 @@ def _add_optimizer(optimizer: torch.optim.Optimizer, state: TrainingState) -> Pr
 def _prepared(thing: Any, context: Context, state: TrainingState, before_evaluation: Callable[[], None]) -> Any:
     if isinstance(thing, (nn.Module, torch.optim.Optimizer, Loader)):
         return thing
-    if isinstance(thing, DataLoader):
+    if isinstance(thing, (DataLoader, RayData)):
         seed, number = context.config.folder.seed, len(state.loaders)
         loader = Loader(
-            thing,
+            Joined(thing, context.collective, f"{context.nonce}-{number}") if isinstance(thing, RayData) else thing,
             mix(seed, number) if number else seed,  # two loaders must not be shuffled alike
             context.rank,
             context.world_size,
             context.device,
             before_pass=before_evaluation,
             even_calls=context.strategy.collective_forward,
+            uneven_shares=context.config.launch.is_elastic,
         )
         state.loaders[TrainingState.next_name("loader", state.loaders)] = loader
         return loader
@@ -67,5 +70,5 @@ def _prepared(thing: Any, context: Context, state: TrainingState, before_evaluat
         return thing
     raise ConfigError(
         f"run.prepare(...) got a {type(thing).__name__}; it takes models, optimizers, learning-rate schedulers and "
-        "DataLoaders (run.track keeps anything else that has a state_dict)"
+        "DataLoaders or keepstep.RayData (run.track keeps anything else that has a state_dict)"
     )

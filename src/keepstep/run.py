@@ -95,6 +95,7 @@ class Run:
         if self._restored:
             raise LoopError("run.prepare(...) came after the loop had begun; prepare everything before run.epochs")
         prepared = prepare(objects, self._context, self._state, self._before_evaluation)
+        self._stop.rearm()
         # From here on each worker draws its own numbers (dropout); the weights were built from the same ones.
         seed_everything(mix(self._context.config.folder.seed, 0x0D0D, self.rank))
         return prepared if len(prepared) != 1 else prepared[0]
@@ -343,6 +344,8 @@ class Run:
         self._sync()
         self._save(wait=True)
         self._journal.finished(self.step, self.epoch, self._metrics.latest, self._heart)
+        if not self.is_main:
+            self._close_loaders()  # what they were connected to is rank 0's to stop
         self._context.collective.barrier()  # nobody hangs up while another still talks
         self.close()
 
@@ -353,6 +356,7 @@ class Run:
 
     def close(self) -> None:
         """Lets go of everything; nothing is saved."""
+        self._close_loaders()
         self._stop.restore()
         self._journal.close()
         self._context.leave()
@@ -365,6 +369,10 @@ class Run:
     def _check_trained(self) -> None:
         if not self.step:
             raise LoopError("the loop ended without a step: iterate over run.steps(loader), not over the loader itself")
+
+    def _close_loaders(self) -> None:
+        for loader in self._state.loaders.values():
+            loader.close()
 
     # -- small parts --------------------------------------------------------------------------------------------------
 

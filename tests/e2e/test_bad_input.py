@@ -60,7 +60,7 @@ def complaint(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 def test_batch_that_does_not_divide(keepstep: Keepstep, tmp_path: Path) -> None:
-    text = complaint(keepstep("run", "--workers", "3", script(tmp_path)), 1)
+    text = complaint(keepstep("run", "--workers", "3", script(tmp_path)), 2)
     assert "a batch of 8 does not divide between 3 workers" in text
     assert "use 6 or 9" in text
 
@@ -82,18 +82,18 @@ def test_script_that_raises_at_import_is_not_tried_again(keepstep: Keepstep, tmp
 
 
 def test_loop_that_never_calls_steps(keepstep: Keepstep, tmp_path: Path) -> None:
-    text = complaint(keepstep("run", script(tmp_path, loop="train")), 1)
+    text = complaint(keepstep("run", script(tmp_path, loop="train")), 2)
     assert "the loop ended without a step: iterate over run.steps(loader)" in text
 
 
 def test_optimizer_of_another_model(keepstep: Keepstep, tmp_path: Path) -> None:
     other = "optimizer = torch.optim.SGD(torch.nn.Linear(4, 2).parameters(), lr=0.1)"
-    text = complaint(keepstep("run", script(tmp_path, before=other)), 1)
+    text = complaint(keepstep("run", script(tmp_path, before=other)), 2)
     assert "SGD holds 2 parameter(s) that are in no prepared model" in text
 
 
 def test_fp16_without_backward(keepstep: Keepstep, tmp_path: Path) -> None:
-    text = complaint(keepstep("run", "--precision", "fp16", script(tmp_path)), 1)
+    text = complaint(keepstep("run", "--precision", "fp16", script(tmp_path)), 2)
     assert "fp16 needs run.backward(loss) in place of loss.backward()" in text
     scaled = script(tmp_path, backward="run.backward(loss)")
     assert keepstep("run", "--precision", "fp16", scaled).returncode == 0
@@ -107,11 +107,11 @@ def test_checkpoint_of_another_model(keepstep: Keepstep, tmp_path: Path) -> None
         "model = torch.nn.Sequential(model, torch.nn.Linear(2, 2));"
         "optimizer.add_param_group({'params': model[1].parameters()})"
     )
-    text = complaint(keepstep(*flags, script(tmp_path, before=deeper)), 1)
+    text = complaint(keepstep(*flags, script(tmp_path, before=deeper)), 2)
     assert "is of another model: it lacks 4 of this model's tensors (as 0.bias)" in text
     assert "start this one under another --name" in text
     wider = "model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
-    text = complaint(keepstep(*flags, script(tmp_path, before=wider)), 1)
+    text = complaint(keepstep(*flags, script(tmp_path, before=wider)), 2)
     assert (
         "'model/bias' is (2,) there and (1,) here" in text or "'model/weight' is (2, 4) there and (1, 4) here" in text
     )
@@ -140,18 +140,25 @@ def test_strategy_that_cannot_do_what_a_flag_asks(keepstep: Keepstep, tmp_path: 
         keepstep("run", "--workers", "2", "--strategy", "single", train), 2
     )
     assert "--activation-checkpointing found no repeated blocks in Linear" in complaint(
-        keepstep("run", "--activation-checkpointing", train), 1
+        keepstep("run", "--activation-checkpointing", train), 2
     )
 
 
 def test_cuda_where_there_is_none(keepstep: Keepstep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    text = complaint(keepstep("run", "--device", "cuda", script(tmp_path)), 1)
+    text = complaint(keepstep("run", "--device", "cuda", script(tmp_path)), 2)
     assert "torch sees no GPU here" in text
+    assert not (tmp_path / "runs").exists(), "nothing was started"
+
+
+def test_deepspeed_file_that_is_not_there(keepstep: Keepstep, tmp_path: Path) -> None:
+    flags = ("--strategy", "zero2", "--workers", "2", "--deepspeed-config", "no.json")
+    assert "--deepspeed-config no.json cannot be read" in complaint(keepstep("run", *flags, script(tmp_path)), 2)
+    assert not (tmp_path / "runs").exists(), "nothing was started"
 
 
 def test_keep_best_on_a_metric_never_logged(keepstep: Keepstep, tmp_path: Path) -> None:
-    text = complaint(keepstep("run", "--name", "a", "--keep-best", "acuracy:max", script(tmp_path)), 1)
+    text = complaint(keepstep("run", "--name", "a", "--keep-best", "acuracy:max", script(tmp_path)), 2)
     assert "--keep-best names 'acuracy', which no epoch has logged; logged: loss" in text
     done = keepstep("run", "--name", "a", "--keep-best", "loss:min", script(tmp_path))
     assert done.returncode == 0
@@ -200,7 +207,7 @@ def test_full_disk(keepstep: Keepstep, tmp_path: Path) -> None:
         "dcp.write_safetensors = limited\n"
     )
     train = script(tmp_path, before="import full")
-    text = complaint(keepstep("run", "--name", "a", "--checkpoint-every", "1", train), 1)
+    text = complaint(keepstep("run", "--name", "a", "--checkpoint-every", "1", train), 2)
     assert "No space left on device" in text
     assert "the newest good one is step 1; make room, or lower --keep, and start the same command again" in text
     (tmp_path / "room").touch()

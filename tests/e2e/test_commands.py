@@ -231,7 +231,7 @@ def test_module_and_function(shell: Shell, train: Path, tmp_path: Path) -> None:
     (tmp_path / "package" / "job.py").write_text(f"def main():\n    {body}\n")
     assert shell("keepstep", "run", "--name", "f", "package.job:main").returncode == 0
     missing = shell("keepstep", "run", "package.job:train")
-    assert missing.returncode == 1 and "has no function 'train'" in missing.stderr
+    assert missing.returncode == 2 and "has no function 'train'" in missing.stderr
 
 
 def test_two_nodes_on_this_machine(train: Path, tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def check_said(code: int, output: str, fault: str, newest: int) -> None:
     if fault == "SIGKILL":
         assert code == -9, output
         return
-    assert code == 1, output
+    assert code == 2, output
     assert "Traceback" not in output, output
     said = [line for line in output.splitlines() if line.startswith("keepstep: ") and "run 'a' in" not in line]
     said = [line for line in said if not line.startswith("keepstep: old checkpoints stay")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from keepstep import checkpoints
 from keepstep.checkpoint.dcp import INDEX
 from keepstep.checkpoint.saver import STATE, Saver
-from keepstep.checkpoint.store import FetchingStore, Manifest, Store
+from keepstep.checkpoint.store import Manifest, Store
 from keepstep.checkpoints import print_checkpoints, size_text
 from keepstep.errors import RunFolderError
 from keepstep.folder import RunFolder
@@ -117,30 +118,86 @@ def test_one_that_a_run_deletes_meanwhile_is_not_bad(
     assert [line.partition("  ")[0] for line in lines_of(run, capsys, verify=True)] == ["step 10"]
 
 
-class Elsewhere:
-    """Stands for the mirror of a run in an object store: a folder whose checkpoints can be fetched."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def steps(self) -> list[int]:
-        return Store(self.folder, keep=1).steps()
-
-    def fetch(self, checkpoint: Path) -> None:
-        if not checkpoint.exists() and (self.folder / checkpoint.name).exists():
-            shutil.copytree(self.folder / checkpoint.name, checkpoint)
+URL = "memory://bucket/runs"
+STORED = f"{URL}/vit"
 
 
-def test_one_in_the_object_store_is_listed_and_fetched_to_be_verified(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
+    """A run in an object store, with checkpoints of steps 10 and 20 there, and a cache on this machine."""
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    monkeypatch.setenv("KEEPSTEP_CACHE", str(tmp_path))
+    folder = RunFolder(URL, "vit")
+    folder.create()
+    assert folder.mirror is not None
+    for step in (10, 20):
+        folder.mirror.publish(save(folder, step), 9, None)
+    yield folder
+    memory.MemoryFileSystem.store.clear()
+    memory.MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def lines_of_stored(capsys: pytest.CaptureFixture[str], verify: bool = True, code: int = 0) -> list[str]:
+    assert print_checkpoints(URL, "vit", verify) == code
+    return capsys.readouterr().out.splitlines()
+
+
+def flip_a_bit(run: RunFolder, key: str) -> None:
+    assert run.mirror is not None
+    content = bytearray(run.mirror.remote.read(key))
+    content[-1] ^= 1
+    run.mirror.remote.write(key, bytes(content))
+
+
+def test_verify_reads_the_stores_own_objects_and_leaves_nothing(
+    stored: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mirror: Any = Elsewhere(tmp_path / "elsewhere")
-    save(run, 10)
-    mirror.folder.mkdir()
-    save(run, 20).rename(mirror.folder / "step_00000020")
-    monkeypatch.setattr(RunFolder, "store_to_read", lambda self: FetchingStore(self.checkpoints, 1, mirror))
-    assert lines_of(run, capsys)[1] == "step 20  newest, in the object store only; --verify fetches it"
-    assert lines_of(run, capsys, verify=True)[1].endswith("newest, good")
+    shutil.rmtree(stored.checkpoints / "step_00000010")
+    first, second = lines_of_stored(capsys, verify=False)
+    assert re.fullmatch(r"step 10  \d\.\d KB  in the object store only; --verify reads it", first)
+    assert second.endswith("newest")
+    before = sorted(stored.path.rglob("*"))
+    assert [line.rpartition("  ")[2] for line in lines_of_stored(capsys)] == ["good", "newest, good"]
+    assert sorted(stored.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["rank_00000.safetensors", STATE, INDEX])
+def test_a_bit_that_flipped_in_the_store_is_found_though_the_cache_is_good(
+    stored: RunFolder, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    flip_a_bit(stored, f"checkpoints/step_00000020/{name}")
+    good, bad = lines_of_stored(capsys, code=1)
+    assert good.endswith("  good")
+    damage = f"BAD in {STORED}: step_00000020/{name} is damaged: its checksum differs"
+    assert bad.endswith(f"  newest, {damage}; this machine's copy is good")
+    shutil.rmtree(stored.checkpoints)
+    _, bad = lines_of_stored(capsys, code=1)
+    assert bad.endswith(f"  newest, {damage}")
+    assert re.match(r"step 20  \d\.\d KB  ", bad), "its size is that of the objects"
+
+
+def test_damage_on_this_machine_is_told_from_damage_in_the_store(
+    stored: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stored.checkpoints / "step_00000020" / STATE).unlink()
+    bad = lines_of_stored(capsys, code=1)[1]
+    found = "BAD on this machine: step_00000020/state.json is missing"
+    assert bad.endswith(f"{found}; the copy in {STORED} is good")
+    assert stored.mirror is not None
+    stored.mirror.remote.write("checkpoints/step_00000020/manifest.json", b"[]")
+    bad = lines_of_stored(capsys, code=1)[1]
+    assert f"BAD in {STORED}: step_00000020/manifest.json cannot be used: it is []; an object was expected" in bad
+    assert bad.endswith(found)
+
+
+def test_a_checkpoint_in_the_store_must_fit_together_too(stored: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its checksums are right: anybody can make those."""
+    assert stored.mirror is not None
+    folder = stored.checkpoints / "step_00000020"
+    forge(folder, INDEX, lambda index: index["model/w"].update(shape=[999]))
+    stored.mirror.publish(folder, 9, None)
+    shutil.rmtree(folder)
+    assert f"BAD in {STORED}: step_00000020/tensors.json cannot be read" in lines_of_stored(capsys, code=1)[1]
 
 
 def test_on_a_terminal_it_is_a_table(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from keepstep import cli, supervisor
 from keepstep.config import SETTINGS
 from keepstep.engines import Outcome
 from keepstep.errors import ConfigError
+from keepstep.failure import WorkerFailure
 from keepstep.job import Target
 from keepstep.supervisor import Result
 
@@ -144,6 +145,18 @@ def test_what_stands_after_the_script_is_the_scripts_untouched(
     cli.main(["run", *argv])
     assert supervised.target == Target("train.py", arguments)
     assert supervised.settings == ({"workers": 2} if argv[0] == "--workers" else {})
+
+
+def test_bad_input_that_a_worker_found_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake, crash = WorkerFailure(0, "DataError", user_error=True), WorkerFailure(1, "SIGKILL")
+
+    def ends_with(*failures: WorkerFailure) -> int:
+        result = Result(Outcome.FAILED, "name", Path(), 0, {}, list(failures))
+        monkeypatch.setattr(supervisor, "supervise", lambda *_: result)
+        return cli.main(["run", "train.py"])
+
+    assert ends_with(mistake, crash) == 2
+    assert ends_with(crash, mistake) == 1
 
 
 @pytest.mark.parametrize(("outcome", "code"), [(Outcome.FINISHED, 0), (Outcome.STOPPED, 75), (Outcome.FAILED, 1)])

@@ -159,6 +159,80 @@ def test_config_and_result_come_back(folder: RunFolder) -> None:
     assert folder.finished
 
 
+def test_a_refused_run_takes_back_what_it_made_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    folder = RunFolder(tmp_path / "runs", "vit")
+    folder.create()
+    folder.hold()
+    folder.withdraw()
+    folder.release()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
+    folder.create()
+    folder.event("started")
+    folder.withdraw()
+    assert folder.events.exists(), "something came of it"
+    again = RunFolder(tmp_path / "runs", "vit")
+    folder.events.unlink()
+    again.create()
+    again.withdraw()
+    assert folder.logs.is_dir(), "another process made it"
+
+
+DEEP = "[" * 200_000
+HOSTILE = {
+    "config.json": ["[1,2,3]", '{"arguments": 3}', '{"settings": []}', '{"script": null}', DEEP, "\0"],
+    "result.json": [
+        "[]",
+        DEEP,
+        '{"status": []}',
+        '{"step": "x"}',
+        *(f'{{"metrics": {value}}}' for value in ("[]", "null", "3", '"x"', '{"loss": {}}', '{"loss": "x"}')),
+    ],
+    "events.jsonl": [
+        "3",
+        DEEP,
+        '{"event": "started"}',
+        '{"time": 1.0}',
+        '{"time": "now", "event": "started"}',
+        '{"time": 1.0, "event": "finished", "metrics": []}',
+    ],
+    "metrics.jsonl": ["3", "[]", DEEP],
+}
+
+
+def read_all(folder: RunFolder) -> None:
+    folder.read_config(), folder.read_result(), folder.read_events(), folder.read_metrics()
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts])
+def test_a_file_that_is_not_ours_is_named_in_one_line(folder: RunFolder, name: str, text: str) -> None:
+    (folder.path / name).write_text(text)
+    with pytest.raises(RunFolderError) as error:
+        read_all(folder)
+    assert str(folder.path / name) in str(error.value)
+    assert len(str(error.value)) < 400 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_regular_file_is_not_waited_for(folder: RunFolder, name: str) -> None:
+    os.mkfifo(folder.path / name)
+    os.mkfifo(folder.path / ".lock")
+    assert not folder.is_held()
+    with pytest.raises(RunFolderError, match="is not a regular file"):
+        read_all(folder)
+    (folder.path / name).unlink()
+    (folder.path / name).mkdir()
+    with pytest.raises(RunFolderError, match="is not a regular file"):
+        read_all(folder)
+
+
+def test_random_bytes_are_not_printed(folder: RunFolder) -> None:
+    folder.events.write_bytes(b"\x1b[2J\xff\x90" * 100)
+    with pytest.raises(RunFolderError) as error:
+        folder.read_events()
+    assert str(error.value).isascii() and str(error.value).isprintable()
+
+
 def test_a_result_that_is_not_json_is_named(folder: RunFolder) -> None:
     (folder.path / "result.json").write_text("{")
     with pytest.raises(RunFolderError, match=r"result.json is not JSON"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +70,47 @@ def test_after_a_crash_the_same_machine_need_not_wait(
     again.release()
 
 
+def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the cache, and with it the mark, is gone."""
+    monkeypatch.setattr(holder_module, "SILENT_S", 1e9)
+    Holder(remote, "run", tmp_path / "dead")._renew()
+    alive = read_holder(remote)
+    assert alive is not None and alive["pid"] == os.getpid()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for change in ({"pid": gone.pid}, {"began": alive["began"] - 1}):
+        remote.write(HOLDER, json.dumps({**alive, **change}).encode())
+        heir = Holder(remote, "run", tmp_path / "heir")
+        heir.take()
+        heir.release()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"pid": 2**30, "host": "other"}, {"pid": 2**30, "boot": "other"}, {"pid": "x"}, {"pid": 2**30, "began": None}],
+    ids=str,
+)
+def test_any_other_holder_is_waited_for(
+    remote: Remote, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object]
+) -> None:
+    Holder(remote, "run", tmp_path / "other")._renew()
+    found = read_holder(remote)
+    assert found is not None
+    remote.write(HOLDER, json.dumps({**found, **change}).encode())
+    heir = Holder(remote, "run", tmp_path / "heir")
+    heir.take()
+    heir.release()
+    assert "to see whether it lives" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"mark": 3}', b"\xff"])
+def test_a_holder_that_cannot_be_read_is_still_one(remote: Remote, text: bytes) -> None:
+    remote.write(HOLDER, text)
+    assert read_holder(remote) == {"mark": "", "who": "another process"}
+
+
 def test_a_holder_that_was_succeeded_neither_renews_nor_deletes(remote: Remote, tmp_path: Path) -> None:
     lost = Holder(remote, "run", tmp_path / "a")
     lost.take()
@@ -120,7 +164,9 @@ def test_a_run_folder_holds_both_and_leaves_no_lock_when_refused(
     second.create()
     with pytest.raises(RunFolderError, match="is running already"):
         second.hold()
+    assert not (tmp_path / "b").exists(), "nothing came of it, and nothing is left of it"
     first.release()
+    second.create()
     second.hold()
     assert second.is_held()
     second.release()

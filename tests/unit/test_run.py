@@ -181,15 +181,24 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_again(start: Start, tmp_pa
     assert any("step_00000006/state.json" in event.get("problem", "") for event in events)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_saves(start: Start, tmp_path: Path) -> None:
-    """The bad ones neither stand in the place of good ones of the same step, nor push good ones out."""
+def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_saves(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bad ones neither stand in the place of good ones of the same step, nor push good ones out; and it says so."""
     run = start(checkpoint_every="1", keep=2)
     Training(run).epochs(2, stop_at=7)
     for step in store_of(run).steps():
         damage(run, step)
+    metrics = (run.path / "metrics.jsonl").read_text()
     again = start(checkpoint_every="1", keep=2)
     Training(again).epochs(2, stop_at=4)
     assert good_steps(again) == [3, 4]
+    (kept,) = run.path.glob("metrics-of-lost-checkpoints-*.jsonl")
+    assert kept.read_text() == metrics
+    loud = "no good checkpoint is left: starting from step 0; the bad ones are kept as damaged-…"
+    assert f"keepstep: {loud}, the metrics so far as {kept.name}\n" in capsys.readouterr().err
+    (event,) = (e for e in RunFolder(tmp_path, "test").read_events() if e["event"] == "no_checkpoint_left")
+    assert event["metrics_kept"] == kept.name
     Training(start(checkpoint_every="1", keep=2)).epochs(2)
     assert good_steps(again) == store_of(again).steps() == [7, 8]
 

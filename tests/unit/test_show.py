@@ -138,6 +138,84 @@ def test_time_of_all_launches_counts_or_else_of_the_result() -> None:
     assert total_ledger([], {}).total_s == 0.0
 
 
+HOSTILE = {
+    "config": ("config.json", "[1,2,3]"),
+    "arguments": ("config.json", '{"arguments": 3}'),
+    "deep": ("result.json", "[" * 200_000),
+    "metrics": ("result.json", '{"metrics": []}'),
+    "values": ("metrics.jsonl", '{"step": 1, "loss": []}'),
+    "bytes": ("metrics.jsonl", "\x1b[2J\x00\x07"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_bad_run_is_one_row_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    make_run(tmp_path, "good")
+    name, text = HOSTILE[case]
+    (make_run(tmp_path, "bad").path / name).write_text(text)
+    assert print_runs(tmp_path) == 0
+    lines = text_of(capsys)
+    (row,) = (line for line in lines if line.startswith("bad "))
+    assert row.startswith(f"bad unreadable {tmp_path}/bad/{name} ") and row.isprintable()
+    assert any(line.startswith("good finished 9") for line in lines)
+    with pytest.raises(RunFolderError, match=name):
+        print_run(tmp_path, "bad")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "resumed"},
+        {"event": "ended", "time": None},
+        {"event": "failed", "failures": 3},
+        {"event": "ended", "seconds": []},
+        {"event": "ended", "seconds": {"step": "x"}},
+        {"event": "finished", "step": 1, "time": 1e300},
+    ],
+    ids=str,
+)
+def test_an_event_that_cannot_be_shown_is_named(tmp_path: Path, event: dict[str, Any]) -> None:
+    folder = make_run(tmp_path, "bad")
+    folder.event(**{"kind": event["event"], **{key: value for key, value in event.items() if key != "event"}})
+    with pytest.raises(
+        RunFolderError, match=r"events.jsonl has (an event that keepstep did not write|a line that is no event)"
+    ):
+        print_run(tmp_path, "bad")
+
+
+def test_what_files_say_cannot_rewrite_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path, "vit", "fini\x1b[2Jshed")
+    folder.write_config({"settings": {"strategy": "\x1b[2J"}, "script": "\x1b[2J.py", "arguments": ["\x1b[2J"]})
+    folder.metrics.write_text('{"lo\\u001b[2Jss": 1}\n')
+    folder.event("checkpoint_passed_over", problem="\x1b[2J")
+    print_runs(tmp_path)
+    print_run(tmp_path, "vit")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_in_an_object_store_events_tell_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files say when they were fetched."""
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("KEEPSTEP_CACHE", str(tmp_path))
+    for name, hours in (("older", 3), ("newer", 1)):
+        folder = make_run("memory://bucket/runs", name)  # type: ignore[arg-type]
+        folder.event("finished", step=9, time=time.time() - 3600 * hours)
+        folder.push()
+    try:
+        print_runs("memory://bucket/runs")
+    finally:
+        memory.MemoryFileSystem.store.clear()
+        memory.MemoryFileSystem.pseudo_dirs[:] = [""]
+    rows = text_of(capsys)[1:]
+    assert [(row.split()[0], row[-7:]) for row in rows] == [("newer", "1 h ago"), ("older", "3 h ago")]
+
+
 def test_showing_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path, "vit")
     before = sorted(path.name for path in folder.path.iterdir())

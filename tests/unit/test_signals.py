@@ -86,3 +86,16 @@ def test_a_supervised_worker_is_asked_through_its_heart(tmp_path: Path) -> None:
     Pulse(tmp_path / "rank_0").ask_to_stop()
     assert request.requested
     request.restore()
+
+
+def test_a_signal_that_a_library_took_is_taken_back() -> None:
+    requests: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    signals = StopSignals(lambda: requests.append("asked"))
+    signal.signal(signal.SIGTERM, lambda number, frame: requests.append("the library's"))
+    signals.rearm()
+    signal.raise_signal(signal.SIGTERM)
+    assert requests == ["asked"]
+    signals.restore()
+    signals.rearm()  # after the run it is nobody's
+    assert signal.getsignal(signal.SIGTERM) is before

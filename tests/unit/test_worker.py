@@ -15,6 +15,7 @@ from keepstep.engines.base import Launch, Outcome
 from keepstep.engines.inprocess import InProcess
 from keepstep.errors import ConfigError
 from keepstep.failure import WorkerFailure
+from keepstep.folder import RunFolder
 from keepstep.job import PICKLED, Target
 from keepstep.worker import execute, user_traceback
 
@@ -157,7 +158,7 @@ def test_a_traceback_begins_in_the_users_script(tmp_path: Path) -> None:
     assert "worker.py" not in text and "runpy" not in text
 
 
-def launch_in_process(target: Target) -> tuple[Outcome, list[WorkerFailure]]:
+def launch_in_process(target: Target, tmp_path: Path) -> tuple[Outcome, list[WorkerFailure]]:
     failures: list[WorkerFailure] = []
 
     def on_failure(failed: list[WorkerFailure]) -> bool:
@@ -165,7 +166,11 @@ def launch_in_process(target: Target) -> tuple[Outcome, list[WorkerFailure]]:
         return False
 
     nothing: Callable[[], None] = lambda: None  # noqa: E731
-    launch = Launch(LaunchConfig(), target, Path("logs"), nothing, on_failure, nothing)
+    folder = RunFolder(tmp_path, "a")
+    launch = Launch(
+        config=LaunchConfig(), target=target, device="cpu", folder=folder, before_attempt=nothing,
+        on_failure=on_failure, watch=nothing, say=print, asked_to_stop=lambda: False, hearts=tmp_path,
+    )  # fmt: skip
     return InProcess().run(launch), failures
 
 
@@ -175,7 +180,7 @@ def test_a_traceback_of_an_in_process_run_begins_in_the_users_code(tmp_path: Pat
         raise ValueError("bad sample")
 
     target = Target(script(tmp_path, FAILS)) if kind == "script" else Target("launch:train", function=train)
-    outcome, (failure,) = launch_in_process(target)
+    outcome, (failure,) = launch_in_process(target, tmp_path)
     assert outcome is Outcome.FAILED
     assert frames(failure.traceback) == (["<module>", "inner"] if kind == "script" else ["train"])
 

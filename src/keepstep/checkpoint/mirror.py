@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import shutil
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from keepstep.checkpoint.remote import MissingObject, Remote
 from keepstep.checkpoint.store import (
     BEST,
+    LOST_METRICS,
     MANIFEST,
     WRITING,
     FileRecord,
@@ -31,6 +35,7 @@ _CHECKPOINTS = "checkpoints"
 _BEST_KEY = f"{_CHECKPOINTS}/{BEST}"
 _FILES = ("config.json", "metrics.jsonl", "events.jsonl", _BEST_KEY)
 _SET_ASIDE = "damaged-manifest.json"
+_LOG = re.compile(r"logs/[A-Za-z0-9_][A-Za-z0-9_.-]*\.txt")
 
 
 class Mirror:
@@ -63,6 +68,11 @@ class Mirror:
         for key in (*_FILES, RESULT):
             if key in there and (is_ahead or not (self._folder / key).exists()):
                 self.remote.get(key, self._folder / key)
+        # Logs are appended to: where this machine began new ones, the next upload would cut the store's short.
+        for key in filter(_LOG.fullmatch, there):
+            path = self._folder / key
+            if not path.exists() or (is_ahead and path.stat().st_size < there[key]):
+                self.remote.get(key, path)
 
     def has_finished(self) -> bool:
         """Whether the store knows that the run came to its end."""
@@ -73,6 +83,7 @@ class Mirror:
 
     def _small_files(self) -> Iterable[Path]:
         yield from (self._folder / key for key in _FILES)
+        yield from sorted(self._folder.glob(f"{LOST_METRICS}*.jsonl"))
         yield from sorted((self._folder / "logs").glob("*.txt"))
         artifacts = sorted((self._folder / "artifacts").rglob("*"))
         yield from (path for path in artifacts if path.is_file() and not path.name.startswith(WRITING))
@@ -153,17 +164,44 @@ class Mirror:
         if MANIFEST not in found:
             return  # never committed there: what is here must do
         try:
-            if found[MANIFEST] > JSON_LIMIT:
-                raise CheckpointError(f"{checkpoint.name}/{MANIFEST} has {found[MANIFEST]} bytes, in {self.remote.url}")
-            text = self.remote.read(f"{_CHECKPOINTS}/{checkpoint.name}/{MANIFEST}").decode(errors="replace")
+            text = self._manifest(checkpoint.name, found[MANIFEST])
             for name, record in parse_manifest(text, checkpoint.name).files.items():
                 if _problem(checkpoint / name, record) is not None:
                     self._fetch_file(checkpoint, name, record, found.get(name))
-        except CheckpointError:
+        except CheckpointError as error:
             if not (checkpoint / MANIFEST).exists():
                 shutil.rmtree(checkpoint, ignore_errors=True)
-            raise
+            raise type(error)(f"{error}, in {self.remote.url}") from None
         write_durably(checkpoint / MANIFEST, text)
+
+    def bytes_of(self, step: int) -> int:
+        """What the store holds of a checkpoint."""
+        return sum(self._names(f"{_CHECKPOINTS}/{Store.name(step)}").values())
+
+    @contextlib.contextmanager
+    def checked_copy(self, step: int) -> Iterator[Store]:
+        """A checkpoint as the store has it: every byte is read and checked, one file at a time.
+
+        The copy goes when the block is left; of its tensors, which could fill a disk, only the places are kept.
+        Raises CheckpointError if it is damaged there, whatever this machine has of it.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".verifying-", dir=self._folder) as beside:
+            checkpoint = Path(beside) / Store.name(step)
+            checkpoint.mkdir()
+            found = self._names(f"{_CHECKPOINTS}/{checkpoint.name}")
+            text = self._manifest(checkpoint.name, found.get(MANIFEST, 0))
+            for name, record in parse_manifest(text, checkpoint.name).files.items():
+                self._fetch_file(checkpoint, name, record, found.get(name))
+                if name.endswith(".safetensors"):
+                    _hollow_out(checkpoint / name)
+            (checkpoint / MANIFEST).write_text(text)
+            yield Store(checkpoint.parent, keep=1)
+
+    def _manifest(self, step_name: str, size: int) -> str:
+        if size > JSON_LIMIT:
+            raise CheckpointError(f"{step_name}/{MANIFEST} has {size} bytes")
+        return self.remote.read(f"{_CHECKPOINTS}/{step_name}/{MANIFEST}").decode(errors="replace")
 
     def _fetch_file(self, checkpoint: Path, name: str, expected: FileRecord, size: int | None) -> None:
         """`size`: of the object. One of a wrong size is not even fetched."""
@@ -178,7 +216,7 @@ class Mirror:
                     return
         finally:
             fetched.unlink(missing_ok=True)
-        raise CheckpointError(f"{checkpoint.name}/{name} {problem}, in {self.remote.url}")
+        raise CheckpointError(f"{checkpoint.name}/{name} {problem}")
 
     # -- what goes ----------------------------------------------------------------------------------------------------
 
@@ -234,6 +272,15 @@ def _is_whole(checkpoint: Path) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def _hollow_out(path: Path) -> None:
+    """Leaves of a safetensors file its size and its header, which begins with its own length."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    os.truncate(path, min(8 + header, size))
+    os.truncate(path, size)  # sparse: it takes no room
 
 
 def _problem(path: Path, expected: FileRecord) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import re
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -19,6 +20,8 @@ FIRST_PATIENCE_S = 30.0
 PATIENCE_S = 300.0
 """How long to go on trying, from the first failure on, where it has answered before: a run is worth the wait."""
 _LONGEST_PAUSE_S = 20.0
+_WORTH_SAYING_S = 10.0
+"""A shorter wait needs no words."""
 _PART_BYTES = 16 << 20
 _PACKAGES = {"s3": "keepstep[s3]", "s3a": "keepstep[s3]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -54,6 +57,7 @@ class Remote:
         self._part_options = part_options or {}
         self._patience_s: float | None = None
         self._has_answered = False
+        self._said = False
         # A generator of its own: Python's belongs to the training.
         self._random = random.Random()
 
@@ -131,7 +135,7 @@ class Remote:
     def hurried(self, patience_s: float) -> Remote:
         """The same objects, for something that is not worth a long wait."""
         hurried = Remote(self._files, self._root, self.url, self._part_options)
-        hurried._patience_s = patience_s
+        hurried._patience_s, hurried._has_answered = patience_s, self._has_answered
         return hurried
 
     def _path(self, key: str) -> str:
@@ -151,15 +155,24 @@ class Remote:
                 patience = self._patience_s or (PATIENCE_S if self._has_answered else FIRST_PATIENCE_S)
                 if _is_hopeless(error) or now - failing_since >= patience:
                     raise self._error(done, key, tries, now - failing_since, error) from error
+                self._say_once(error, patience)
                 pause = min(0.25 * 2**tries, _LONGEST_PAUSE_S) * self._random.uniform(0.5, 1.0)
                 time.sleep(min(pause, failing_since + patience - now))
             else:
                 self._has_answered = True
                 return result
 
+    def _say_once(self, error: Exception, patience_s: float) -> None:
+        """Half a minute of silence is taken for a hang; later troubles pass, and are told if they do not."""
+        if self._has_answered or self._said or patience_s < _WORTH_SAYING_S:
+            return
+        self._said = True
+        seen = f"{self.url} does not answer ({_in_one_line(error)})"
+        print(f"keepstep: {seen}; trying for {patience_s:.0f} s", file=sys.stderr, flush=True)
+
     def _error(self, done: str, key: str, tries: int, seconds: float, error: Exception) -> StorageError:
         often = f", tried {tries} times in {seconds:.0f} s" if tries > 1 else ""
-        cause = " ".join(str(error).split()) or type(error).__name__
+        cause = _in_one_line(error)
         kind, advice = StorageError, ""
         if isinstance(error, FileNotFoundError):
             if done != "written" and not _lacks_bucket(error):
@@ -171,6 +184,10 @@ class Remote:
             )
         where = f"{self.url}/{key}" if key else self.url
         return kind(f"{where} could not be {done}{often} ({cause}){advice}")
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _is_hopeless(error: Exception) -> bool:

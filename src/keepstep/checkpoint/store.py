@@ -27,6 +27,8 @@ MANIFEST = "manifest.json"
 BEST = "best.json"
 WRITING = ".writing-"
 """How the name begins of what is being written: a leftover, once nobody runs."""
+LOST_METRICS = "metrics-of-lost-checkpoints-"
+"""How the name begins of the metrics of steps that are made again, for no checkpoint of them was good."""
 _GONE = f"{WRITING}gone-"
 _CHUNK = 1 << 22
 
@@ -61,6 +63,8 @@ class Manifest:
     def from_json(cls, text: str) -> Manifest:
         """Raises if it is of another format, or not what was written: what it says decides how a run goes on."""
         raw = json.loads(text)
+        if not isinstance(raw, dict):
+            raise CheckpointError(f"it is {shown(raw)}; an object was expected")
         is_whole = raw.pop("xxh3", None) == _checksum(raw)
         number = raw.get("format")
         if number != FORMAT:

@@ -47,26 +47,44 @@ class Source(Protocol):
 
     def resume(self, state: dict[str, Any] | None, ended: bool) -> None: ...
 
+    def close(self) -> None: ...
+
+
+class HasSource(Protocol):
+    """What can be prepared besides a DataLoader."""
+
+    @property
+    def dataset(self) -> Any: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def source(self, seed: int, rank: int, world_size: int, device: torch.device, even_calls: bool) -> Source: ...
+
 
 class Loader:
     """A prepared DataLoader: `run.steps(loader)` trains on it, plain iteration sees every sample exactly once."""
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: DataLoader[Any] | HasSource,
         seed: int,
         rank: int,
         world_size: int,
         device: torch.device,
         before_pass: Callable[[], None] = lambda: None,
         even_calls: bool = False,
+        uneven_shares: bool = False,
     ) -> None:
-        """`before_pass` runs as an evaluation pass begins; `even_calls` makes every worker see as many batches."""
+        """`before_pass` runs as an evaluation pass begins; `even_calls` makes every worker see as many batches;
+        `uneven_shares`: a training batch need not divide evenly between the workers, whose number may change."""
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
-        self._world_size, self._before_pass = world_size, before_pass
+        self._world_size, self._before_pass, self._uneven_shares = world_size, before_pass, uneven_shares
         self._source: Source
-        if isinstance(loader.dataset, IterableDataset):
+        if not isinstance(loader, DataLoader):
+            self._source = loader.source(seed, rank, world_size, device, even_calls)
+        elif isinstance(loader.dataset, IterableDataset):
             self._source = StreamSource(loader, rank, world_size, device, even_calls)
         else:
             self._source = MapSource(loader, seed, rank, world_size, device, even_calls)
@@ -127,8 +145,12 @@ class Loader:
         self._calls_to_replay = self.calls
         self._source.resume(state["source"], state["ended"])
 
+    def close(self) -> None:
+        """The run is over: nothing more will be asked for."""
+        self._source.close()
+
     def _check_divides(self) -> None:
-        if self.batch_size is not None and self.batch_size % self._world_size:
+        if self.batch_size is not None and self.batch_size % self._world_size and not self._uneven_shares:
             lower = self.batch_size - self.batch_size % self._world_size
             raise DataError(
                 f"a batch of {self.batch_size} does not divide between {self._world_size} workers; batch_size is that "
@@ -210,6 +232,9 @@ class MapSource:
         self._state, self.ended = state, ended
         if state is not None:
             self._order.resume(state)
+
+    def close(self) -> None:
+        pass  # the DataLoader's workers end with it
 
 
 class _Part(NamedTuple):
@@ -309,6 +334,9 @@ class StreamSource:
             )
         self._stateful.load_state_dict(state)
         self.ended, self._under_way = ended, False
+
+    def close(self) -> None:
+        pass
 
 
 def _stream_length(loader: DataLoader[Any]) -> int | None:

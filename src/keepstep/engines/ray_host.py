@@ -28,7 +28,7 @@ from keepstep.engines.ray_relay import Follower
 from keepstep.engines.reports import failure_of, log_size
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
-from keepstep.job import ERROR_FILE, JOB, LOGS, PICKLED, SUPERVISOR, TARGET, Target
+from keepstep.job import ERROR_FILE, JOB, LOGS, PICKLED, RAY_ADDRESS, SUPERVISOR, TARGET, Target
 from keepstep.observe.heart import Pulse
 
 _POLL_S = 0.05
@@ -114,6 +114,7 @@ class _Worker:
             "LOCAL_WORLD_SIZE": str(host.local_world_size),
             "MASTER_ADDR": "127.0.0.1" if order.on_one_node else order.master.address,
             "MASTER_PORT": str(order.port),
+            RAY_ADDRESS: ray.get_runtime_context().gcs_address,
             SUPERVISOR: str(os.getpid()),
             LOGS: str(self._log.parent),
             ERROR_FILE: str(self._report),

@@ -17,7 +17,12 @@ _FIRST_METRICS = 4
 def format_metrics(metrics: Mapping[str, Any]) -> str:
     """`loss 1.2345  accuracy 0.61`, the first few."""
     chosen = [(name, value) for name, value in metrics.items() if name not in ("step", "epoch")][:_FIRST_METRICS]
-    return "  ".join(f"{name} {float(value):.4g}" for name, value in chosen)
+    return "  ".join(f"{printable(name)} {float(value):.4g}" for name, value in chosen)
+
+
+def printable(text: object) -> str:
+    """Something from a file, for a terminal: control characters could rewrite what stands on it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 
 class Display:
@@ -40,7 +45,7 @@ class Display:
         self._task = self._bar.add_task("", total=None, metrics="", rate="")
         self._started = False
         self._total: int | None = None
-        self._last_line = 0.0
+        self._last_line, self._last_step = 0.0, -1
         self._mark: tuple[float, int] | None = None
         self._latest: dict[str, Any] = {}
 
@@ -56,10 +61,13 @@ class Display:
                 self._bar.start()
                 self._started = True
             self._bar.update(self._task, completed=step, metrics=format_metrics(self._latest), rate=rate)
-        elif time.monotonic() - self._last_line >= _PLAIN_INTERVAL_S or step == self._total:
-            self._last_line = time.monotonic()
+        elif step != self._last_step and (self._line_is_due() or step == self._total):
+            self._last_line, self._last_step = time.monotonic(), step
             of = f"/{self._total}" if self._total else ""
             self.say(f"step {step}{of}  epoch {epoch}  {format_metrics(self._latest)}  {rate}".rstrip())
+
+    def _line_is_due(self) -> bool:
+        return time.monotonic() - self._last_line >= _PLAIN_INTERVAL_S
 
     def say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False)
@@ -71,6 +79,11 @@ class Display:
         else:
             sys.stdout.write(text)
             sys.stdout.flush()
+
+    def finish(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """The last line of a run that came to its end."""
+        self.close()
+        self.say(f"keepstep: finished at step {step}  {format_metrics(metrics)}".rstrip(), style="green")
 
     def close(self) -> None:
         if self._started:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from keepstep.observe.console import Display
 
 
+def nothing_left(metrics_kept: str | None) -> str:
+    """What the user must not miss: a run that seemed to resume begins again."""
+    kept = "the bad ones are kept as damaged-…" + (f", the metrics so far as {metrics_kept}" if metrics_kept else "")
+    return f"keepstep: no good checkpoint is left: starting from step 0; {kept}"
+
+
 class Journal:
     """Does nothing on other ranks. A supervisor, where there is one, holds the folder and writes the result."""
 
@@ -100,8 +106,13 @@ class Journal:
             self._folder.event("checkpoint_passed_over", problem=problem)
             self._say(f"keepstep: passed over a bad checkpoint: {problem}")
 
-    def fresh(self) -> None:
+    def fresh(self, lost_all: bool) -> None:
+        """The run starts from step 0. `lost_all`: not for the first time; there were checkpoints, and all are bad."""
         if self._main:
+            if lost_all:
+                kept = self._folder.keep_metrics()
+                self._folder.event("no_checkpoint_left", metrics_kept=kept)
+                self._say(nothing_left(kept))
             self.cut(0)
             self._folder.event("started", step=0)
             self._say(f"keepstep: run '{self._folder.name}' in {self._folder.where}")
@@ -127,6 +138,8 @@ class Journal:
             self._folder.write_result(
                 {"status": "finished", "step": step, "epoch": epoch, "metrics": metrics, "seconds": ledger.seconds}
             )
+            if self._display is not None:  # a supervisor would say it
+                self._display.finish(step, metrics)
 
     def close(self) -> None:
         if self._display is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from keepstep.config import StrategyConfig
-from keepstep.errors import ConfigError
 from keepstep.strategies.blocks import checkpoint_activations
 from keepstep.strategies.buffers import BufferSync
+from keepstep.strategies.checks import check_device
 from keepstep.strategies.forward import adopt, to_float32, weighted
+from keepstep.strategies.inputs import follow_weights
 
 if TYPE_CHECKING:
     from keepstep.strategies.optimizer import PreparedOptimizer
@@ -86,12 +87,14 @@ class PreparedModel:
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, in the asked-for arithmetic."""
-        half = self._setup.half
-        if half is None:
-            return self._original(*args, **kwargs)
-        with torch.autocast(self._setup.device.type, dtype=half):
+        with self.arithmetic():
             output = self._original(*args, **kwargs)
-        return to_float32(output)
+        return output if self._setup.half is None else to_float32(output)
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """Within, operations choose their types as `--precision` says."""
+        half = self._setup.half
+        return nullcontext() if half is None else torch.autocast(self._setup.device.type, dtype=half)
 
     def sync_buffers(self) -> None:
         """Gives every worker rank 0's buffers (BatchNorm's running statistics), where they have changed."""
@@ -170,6 +173,8 @@ class Strategy(ABC):
     """Whether it needs a process group even for one worker."""
     collective_forward = False
     """Whether every worker must call forward equally often."""
+    narrows_weights = False
+    """Whether weights themselves have 16 bits in forward, where `--precision` says so."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -177,8 +182,7 @@ class Strategy(ABC):
 
     def check(self) -> None:
         """Raises where the strategy cannot do what the flags ask."""
-        if self.setup.config.cpu_offload and self.setup.device.type == "cpu":
-            raise ConfigError("--cpu-offload moves state from the GPU to the host; this run is on the CPU already")
+        check_device(self.name, self.setup.config, self.setup.device.type)
 
     @abstractmethod
     def wrap(self, module: nn.Module) -> PreparedModel:
@@ -189,6 +193,8 @@ class Strategy(ABC):
         if self.setup.config.activation_checkpointing:
             checkpoint_activations(module)
         module.to(self.setup.device)
+        if self.narrows_weights and self.setup.half is not None:
+            follow_weights(module)
         return self.wrap(module)
 
     def join(self, models: dict[str, PreparedModel], optimizers: list[PreparedOptimizer]) -> None:  # noqa: B027

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable
@@ -9,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from keepstep.errors import ConfigError, LoopError
 from keepstep.fragment import Fragment
 from keepstep.strategies.base import PreparedModel, Scaler, Setup, Strategy
-from keepstep.strategies.deepspeed_config import deepspeed_config, keeping_gradients, sized_for
+from keepstep.strategies.deepspeed_config import deepspeed_config, keeping_gradients, refusal, sized_for
 from keepstep.strategies.forward import to_float32
 from keepstep.strategies.optimizer import PreparedOptimizer
 from keepstep.strategies.zero_state import Slot, frozen_fragment, gathered, on_disk, refresh_weights, resident, slots
@@ -127,23 +127,14 @@ class ZeroModel(PreparedModel):
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         if self.engine is None:  # no optimizer has its weights: a teacher
             return super()._compute(*args, **kwargs)
-        args, kwargs = self._to_half((args, kwargs))
         # We look ourselves, in `step`, whether the loss was scaled, and say what to write.
         self.engine._manual_backward_expected = True
         self.is_entered = True
         try:
-            return to_float32(self.engine(*args, **kwargs))
+            output = self.engine(*args, **kwargs)
+            return output if self._setup.half is None else to_float32(output)
         finally:
             self.is_entered = False
-
-    def _to_half(self, inputs: Any) -> Any:
-        half = self._setup.half
-        if half is None:
-            return inputs
-        return pytree.tree_map(
-            lambda value: value.to(half) if isinstance(value, torch.Tensor) and value.is_floating_point() else value,
-            inputs,
-        )
 
     # -- stepping -----------------------------------------------------------------------------------------------------
 
@@ -282,6 +273,7 @@ class Zero(Strategy):
 
     stage: int
     needs_process_group = True
+    narrows_weights = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -294,11 +286,6 @@ class Zero(Strategy):
             )
         self._scaler = ZeroScaler() if setup.config.precision == "fp16" else None
         self._joined = False
-
-    def check(self) -> None:
-        super().check()
-        if self.setup.config.precision == "fp16" and self.setup.device.type == "cpu":
-            raise ConfigError(f"--strategy {self.name} --precision fp16 needs a GPU: DeepSpeed has no fp16 on the CPU")
 
     def wrap(self, module: nn.Module) -> PreparedModel:
         return ZeroModel(module, self.setup)
@@ -318,6 +305,8 @@ class Zero(Strategy):
                 f"{kind.__name__} looks at whole tensors, and --strategy {self.name} gives it one long row of numbers; "
                 "use an optimizer that treats each number by itself, as AdamW, or --strategy ddp"
             )
+        if self.setup.config.deepspeed_config is not None:
+            self._check_settings()
         (model,) = trained
         assert isinstance(model, ZeroModel)
         model.join(optimizers[0], self._config, self._deepspeed)
@@ -326,6 +315,13 @@ class Zero(Strategy):
         else:
             self._scaler.attach(model)
         self._joined = True
+
+    def _check_settings(self) -> None:
+        """Has DeepSpeed read them by themselves: what it says while it takes the model may be about anything."""
+        try:
+            self._deepspeed.runtime.config.DeepSpeedConfig(copy.deepcopy(self._config))
+        except (AssertionError, AttributeError, TypeError, ValueError) as error:  # pydantic's are ValueErrors
+            raise refusal(error) from error
 
     def gradient_scaler(self) -> Scaler | None:
         return self._scaler

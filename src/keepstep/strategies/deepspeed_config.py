@@ -28,6 +28,8 @@ _NOT_HERE = {
     "compile": "that is the flag --compile",
 }
 """Settings that keepstep has another place for."""
+_OBJECTS = ("aio", "comms_logger", "csv_monitor", "flops_profiler", "tensorboard", "wandb")
+"""Settings, beside those of the flags, that DeepSpeed stumbles over unless they are objects."""
 
 
 def deepspeed_config(config: StrategyConfig, stage: int) -> dict[str, Any]:
@@ -112,7 +114,22 @@ def _read(path: Path) -> dict[str, Any]:
     for key, value in found.items():
         if key in _NOT_HERE and value != "auto":
             raise ConfigError(f"--deepspeed-config sets {key}, but {_NOT_HERE[key]}; take it out of the file")
+        if key in _OBJECTS and value != "auto" and not isinstance(value, dict):
+            raise ConfigError(f"--deepspeed-config sets {key} to {_short(value)}; an object is expected there")
     return found
+
+
+def refusal(error: Exception) -> ConfigError:
+    """What DeepSpeed says of its settings, in one line: pydantic's report has many, and a link."""
+    found = error.errors() if hasattr(error, "errors") else []
+    problems = [f"{'.'.join(map(str, one['loc']))} is {_short(one['input'])}: {one['msg']}" for one in found[:3]]
+    said = "; ".join(problems) or " ".join(str(error).split())
+    return ConfigError(f"DeepSpeed refuses the settings of --deepspeed-config: {said[:500]}")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _merged(own: dict[str, Any], theirs: dict[str, Any], where: str) -> dict[str, Any]:
@@ -122,6 +139,9 @@ def _merged(own: dict[str, Any], theirs: dict[str, Any], where: str) -> dict[str
             continue
         if isinstance(value, dict) and isinstance(own.get(key), dict):
             merged[key] = _merged(own[key], value, f"{where}{key}.")
+        elif isinstance(value, dict) != isinstance(own.get(key), dict) and key in own:
+            wanted = "an object" if isinstance(own[key], dict) else "no object"
+            raise ConfigError(f"--deepspeed-config sets {where}{key} to {_short(value)}; {wanted} is expected there")
         elif f"{where}{key}" in ("zero_optimization.stage", "bf16.enabled", "fp16.enabled") and value != own[key]:
             flag = "--strategy" if key == "stage" else "--precision"
             raise ConfigError(

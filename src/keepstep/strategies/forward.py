@@ -50,8 +50,11 @@ def _adopt_call(module: nn.Module, hold: PreparedModel, base: type[nn.Module]) -
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         held = self.__dict__.get(_HOLD)
-        if held is None or held.module is not self or held.is_entered:
+        if held is None or held.module is not self:
             return base.__call__(self, *args, **kwargs)
+        if held.is_entered:
+            with held.arithmetic():  # here, for DeepSpeed switches off what was switched on outside of it
+                return base.__call__(self, *args, **kwargs)
         return held.forward(*args, **kwargs)
 
     members = {"__call__": call, "__module__": base.__module__, _BASE: base}

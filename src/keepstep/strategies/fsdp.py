@@ -118,6 +118,7 @@ class FSDP(Strategy):
     name = "fsdp"
     needs_process_group = True
     collective_forward = True
+    narrows_weights = True
 
     def check(self) -> None:
         super().check()

@@ -79,6 +79,7 @@ class FSDP2(Strategy):
     name = "fsdp2"
     needs_process_group = True
     collective_forward = True
+    narrows_weights = True
 
     def wrap(self, module: nn.Module) -> PreparedModel:
         return FSDP2Model(module, self.setup)

@@ -162,6 +162,13 @@ def test_a_torn_manifest_there_is_not_believed(remote: Recorder, tmp_path: Path,
         machine(remote, tmp_path / "b").fetch(5)
 
 
+def test_a_manifest_that_is_no_object_is_called_that(remote: Recorder, tmp_path: Path) -> None:
+    save(machine(remote, tmp_path / "a"), 5)
+    remote.write("checkpoints/step_00000005/manifest.json", b"[]")
+    with pytest.raises(CheckpointError, match=r"manifest.json cannot be used: it is \[\]; an object was expected"):
+        machine(remote, tmp_path / "b").fetch(5)
+
+
 @pytest.mark.parametrize("what", ["manifest.json", "rank_00000.safetensors"])
 def test_what_is_whole_here_stands_in_for_what_is_damaged_there(remote: Recorder, tmp_path: Path, what: str) -> None:
     store = machine(remote, tmp_path / "a")
@@ -235,6 +242,10 @@ def test_small_files_follow_whoever_is_ahead(remote: Recorder, tmp_path: Path) -
     assert (there / "metrics.jsonl").read_text() == "1\n"
     assert remote.read("artifacts/note.txt") == b"n" and remote.read("logs/rank_0.txt") == b"hello"
     assert not remote.exists("artifacts/.writing-note.txt")
+    assert (there / "logs" / "rank_0.txt").read_text() == "hello", "it is appended to, and uploaded again, from here"
+    (there / "logs" / "rank_0.txt").write_text("hello, more")
+    other.mirror.fetch_files(other.steps())
+    assert (there / "logs" / "rank_0.txt").read_text() == "hello, more"
     other.fetch(1)
     (there / "metrics.jsonl").write_text("1\n2\n")
     other.mirror.fetch_files(other.steps())

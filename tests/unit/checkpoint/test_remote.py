@@ -124,6 +124,16 @@ def test_a_store_that_has_answered_is_worth_more_patience(monkeypatch: pytest.Mo
         remote.hurried(0.01).write("k", b"")
 
 
+def test_a_store_that_has_never_answered_is_waited_for_in_words_once(capsys: pytest.CaptureFixture[str]) -> None:
+    remote, files = flaky(*[OSError("connection\nrefused")] * 3)
+    remote.write("k", b"")
+    said = "keepstep: memory://bucket/run does not answer (connection refused); trying for 30 s\n"
+    assert capsys.readouterr().err == said
+    files.errors = [OSError("reset")] * 3
+    remote.write("k", b"")
+    assert capsys.readouterr().err == "", "it has answered before: that may pass"
+
+
 def test_a_missing_object_is_told_from_a_missing_bucket() -> None:
     remote, files = flaky()
     with pytest.raises(MissingObject):
@@ -134,7 +144,9 @@ def test_a_missing_object_is_told_from_a_missing_bucket() -> None:
     assert not isinstance(error.value, MissingObject)
 
 
-def test_a_download_that_comes_short_is_tried_again_and_never_seen(tmp_path: Path) -> None:
+def test_a_download_that_comes_short_is_tried_again_and_never_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remote, files = flaky()
     remote.write("k", b"content")
     real, short = files._files.get_file, [b"con", b""]
@@ -146,7 +158,7 @@ def test_a_download_that_comes_short_is_tried_again_and_never_seen(tmp_path: Pat
         else:
             real(source, target)
 
-    files._files.get_file = get
+    monkeypatch.setattr(files._files, "get_file", get)  # put back: fsspec gives every test the same object
     remote.get("k", tmp_path / "k")
     assert (tmp_path / "k").read_bytes() == b"content" and not short
     assert [path.name for path in tmp_path.iterdir()] == ["k"]

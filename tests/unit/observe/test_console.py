@@ -51,6 +51,16 @@ def test_plain_lines_come_now_and_then_and_at_the_end(capsys: pytest.CaptureFixt
     assert lines[1] == "step 41/100  epoch 0  loss 0.02439  4.0 steps/s"
 
 
+def test_the_last_step_has_one_line_and_then_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display()
+    display.expect(2)
+    display.update(2, 0, {"loss": 0.5})
+    display.update(2, 1, {"accuracy": 0.9})
+    display.finish(2, {"loss": 0.5, "accuracy": 0.9})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["step 2/2  epoch 0  loss 0.5", "keepstep: finished at step 2  loss 0.5  accuracy 0.9"]
+
+
 def test_without_a_known_end_the_step_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     Display().update(7, 2, {})
     assert capsys.readouterr().err == "step 7  epoch 2\n"

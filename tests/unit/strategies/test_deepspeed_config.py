@@ -11,7 +11,7 @@ from torch import nn
 
 from keepstep.config import StrategyConfig
 from keepstep.errors import ConfigError
-from keepstep.strategies.deepspeed_config import deepspeed_config, keeping_gradients, sized_for
+from keepstep.strategies.deepspeed_config import deepspeed_config, keeping_gradients, refusal, sized_for
 
 
 def of_file(folder: Path, settings: object, stage: int = 2, **flags: Any) -> dict[str, Any]:
@@ -36,6 +36,10 @@ def test_the_file_adds_and_auto_leaves_it_to_the_flags(tmp_path: Path) -> None:
         ({"zero_optimization": {"stage": 3}}, "sets zero_optimization.stage to 3, --strategy to 2; change --strategy"),
         ({"bf16": {"enabled": True}}, "sets bf16.enabled to true, --precision to false"),
         ([1], "holds a list; DeepSpeed's settings are an object"),
+        ({"zero_optimization": 5}, "sets zero_optimization to 5; an object is expected there"),
+        ({"bf16": True}, "sets bf16 to true; an object is expected there"),
+        ({"aio": "fast"}, 'sets aio to "fast"; an object is expected there'),
+        ({"gradient_clipping": {"norm": 1}}, 'sets gradient_clipping to {"norm": 1}; no object is expected there'),
     ],
 )
 def test_what_conflicts_is_refused(tmp_path: Path, settings: object, says: str) -> None:
@@ -49,6 +53,21 @@ def test_a_file_that_is_not_there_or_not_json(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text("{'stage': 1}")
     with pytest.raises(ConfigError, match="is not JSON"):
         deepspeed_config(StrategyConfig(strategy="zero1", deepspeed_config=str(tmp_path / "ds.json")), 1)
+
+
+class Report(ValueError):
+    """As pydantic has it."""
+
+    def errors(self) -> list[dict[str, Any]]:
+        return [{"loc": ("offload_optimizer", "device"), "input": "moon", "msg": "Input should be 'cpu' or 'nvme'"}]
+
+
+def test_deepspeeds_own_refusal_is_one_line_that_names_the_key() -> None:
+    start = "DeepSpeed refuses the settings of --deepspeed-config: "
+    assert str(refusal(Report("many\nlines"))) == (
+        start + "offload_optimizer.device is \"moon\": Input should be 'cpu' or 'nvme'"
+    )
+    assert str(refusal(ValueError("Invalid\n  type"))) == start + "Invalid type"
 
 
 class Block(nn.Module):
