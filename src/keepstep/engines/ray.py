@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from keepstep.engines.base import Launch, Outcome
 from keepstep.engines.ray_coordinator import Coordinator, View
-from keepstep.engines.ray_relay import write_pieces
+from keepstep.engines.ray_relay import remove_mark, write_mark, write_pieces
 from keepstep.engines.reports import without_torn_down
 from keepstep.errors import ConfigError
 from keepstep.failure import LOST_HOST, LOST_NODE, WorkerFailure
@@ -67,6 +67,7 @@ class _Driver:
         here = NodeAffinitySchedulingStrategy(cluster.here, soft=False)
         as_actor = ray.remote(num_cpus=0, max_concurrency=10_000, scheduling_strategy=here)
         self._coordinator = as_actor(Coordinator).remote()
+        self._mark = write_mark(launch.folder.path)
         self._outcome: Outcome | None = None
         self._judged = 0
         """The attempt whose end has been dealt with."""
@@ -86,6 +87,7 @@ class _Driver:
             self._ask("finish")
             wait([fitted], _LEAVE_S)
             threads.shutdown(wait=False, cancel_futures=True)  # one that waits for hosts ends with the connection
+            remove_mark(self._launch.folder.path)
         if self._outcome is None:
             fitted.result()
             raise ConfigError("Ray Train ended before the workers did")
@@ -164,7 +166,7 @@ class _Driver:
         target = self._launch.target
         pickled = Path(target.what).read_bytes() if target.is_pickled else None
         environment = {JOB: os.environ[JOB], TARGET: self._cluster.as_shipped(target).to_json()}
-        self._ask("begin", environment, pickled, self._cluster.here)
+        self._ask("begin", environment, pickled, self._mark)
 
     def _judge(self, view: View) -> None:
         """Decides, once an attempt is over: all of its workers have ended, or Ray has replaced its hosts."""

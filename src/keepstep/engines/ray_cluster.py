@@ -77,10 +77,14 @@ class Cluster:
             return self
         with _own_signals():
             _silence()
-            if address is None:
-                self._start(quiet)
-            else:
-                self._connect(address, quiet)
+            try:
+                if address is None:
+                    self._start(quiet)
+                else:
+                    self._connect(address, quiet)
+            except BaseException:
+                ray.shutdown()
+                raise
         return self
 
     def _start(self, quiet: dict[str, Any]) -> None:

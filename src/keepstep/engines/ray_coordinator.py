@@ -34,7 +34,8 @@ class Order:
     environment: dict[str, str]
     pickled: bytes | None
     """The function to run, where it is one and not a script."""
-    driver_node: str
+    mark: str
+    """What the driver has written into the run folder: a host that reads it there has the same folder."""
     master: Host
     """The host of rank 0."""
     port: int
@@ -147,13 +148,13 @@ class Coordinator:
             pieces=pieces,
         )
 
-    async def begin(self, environment: dict[str, str], pickled: bytes | None, driver_node: str) -> bool:
+    async def begin(self, environment: dict[str, str], pickled: bytes | None, mark: str) -> bool:
         """Orders the next attempt from the group that is there. False: it went meanwhile."""
         if not self._is_complete:
             return False
         on_one_node = len({host.node for host in self._hosts.values()}) == 1
         master, port = self._hosts[0], self._ports[0]
-        self._order = Order(self._latest + 1, self._group, environment, pickled, driver_node, master, port, on_one_node)
+        self._order = Order(self._latest + 1, self._group, environment, pickled, mark, master, port, on_one_node)
         self._ended, self._pulses, self._kill, self._was_paused = {}, {}, False, False
         await self._tell()
         return True

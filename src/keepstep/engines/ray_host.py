@@ -24,7 +24,7 @@ import ray
 import ray.train
 
 from keepstep.engines.ray_coordinator import Host, Order
-from keepstep.engines.ray_relay import Follower
+from keepstep.engines.ray_relay import Follower, read_mark
 from keepstep.engines.reports import failure_of, log_size
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
@@ -87,7 +87,7 @@ class _Worker:
         job = json.loads(order.environment[JOB])
         job["hearts"] = str(self._scratch)
         folder = RunFolder(job["settings"]["storage"], job["name"])
-        if folder.mirror is not None and self._host.node != order.driver_node:
+        if read_mark(folder.path) != order.mark:
             folder.create()
             if self._host.local_rank == 0:
                 folder.fetch(is_behind=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_FOLLOWED = ("metrics.jsonl", "events.jsonl", "logs/rank_0.txt")
+_MARK = ".driver"
+_GROWING = ("metrics.jsonl", "events.jsonl", "logs/rank_0.txt")
+_REPLACED = ("config.json",)
 _LARGEST = 1 << 22
 
 
@@ -24,13 +27,21 @@ class Follower:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._positions = {file: _size(folder / file) for file in _FOLLOWED}
+        self._positions = {file: _size(folder / file) for file in _GROWING}
+        self._contents = dict.fromkeys(_REPLACED, b"")
 
     def pieces(self) -> list[Piece]:
-        found = (self._piece(file, position) for file, position in self._positions.items())
-        return [piece for piece in found if piece is not None]
+        grown = (self._growth(file, position) for file, position in self._positions.items())
+        replaced = (self._replacement(file, content) for file, content in self._contents.items())
+        return [piece for piece in (*grown, *replaced) if piece is not None]
 
-    def _piece(self, file: str, position: int) -> Piece | None:
+    def _replacement(self, file: str, before: bytes) -> Piece | None:
+        path = self._folder / file
+        content = path.read_bytes() if path.exists() else b""
+        self._contents[file] = content
+        return Piece(file, 0, content) if content != before else None
+
+    def _growth(self, file: str, position: int) -> Piece | None:
         size = _size(self._folder / file)
         if size == position:
             return None
@@ -40,6 +51,22 @@ class Follower:
             content = opened.read(_LARGEST)
         self._positions[file] = start + len(content)
         return Piece(file, start, content)
+
+
+def write_mark(folder: Path) -> str:
+    """Leaves something in the folder that tells it from any other of the same name, on another machine."""
+    mark = uuid.uuid4().hex
+    (folder / _MARK).write_text(mark)
+    return mark
+
+
+def read_mark(folder: Path) -> str | None:
+    path = folder / _MARK
+    return path.read_text() if path.exists() else None
+
+
+def remove_mark(folder: Path) -> None:
+    (folder / _MARK).unlink(missing_ok=True)
 
 
 def write_pieces(folder: Path, pieces: Iterable[Piece]) -> None:

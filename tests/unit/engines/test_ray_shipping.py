@@ -64,6 +64,8 @@ def test_what_grew_there_grows_here_and_what_was_cut_is_cut(tmp_path: Path) -> N
     for content in ("old\n1\n", "old\n1\n2\n3\n", "old\n1\n", "old\n1\nother\n"):
         (there / "metrics.jsonl").write_text(content)
         (there / "events.jsonl").write_text(f"event {content}")
+        (there / "config.json").write_text(f"{len(content):05d}")
         write_pieces(here, follower.pieces())
         assert (here / "metrics.jsonl").read_text() == content
+        assert (here / "config.json").read_text() == f"{len(content):05d}"
     assert (here / "events.jsonl").read_text() == "event old\n1\nother\n"
