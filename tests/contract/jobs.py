@@ -47,8 +47,11 @@ COMBINATIONS = [
     *(Combination("ray", strategy, 2) for strategy in ("ddp", "fsdp2", "zero3")),
     Combination("ray", "ddp", 4),
 ]
-SLOW = [Combination("ray", "single", 1), Combination("ray", "zero3", 2), Combination("ray", "ddp", 4)]
-"""Of those: a run on Ray takes three times as long to start."""
+SLOW = [
+    *(Combination("torchrun", strategy, n) for strategy, n in (("fsdp", 1), ("fsdp2", 1), ("fsdp", 4))),
+    *(Combination("ray", strategy, n) for strategy, n in (("single", 1), ("zero3", 2), ("ddp", 4))),
+]
+"""Of those: left for `make slow`, since others are much like them."""
 
 
 def marked(combinations: Iterable[Combination], *further: Combination) -> list[Any]:

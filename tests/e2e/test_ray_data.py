@@ -14,8 +14,8 @@ import pytest
 
 from keepstep.engines import Outcome
 from keepstep.folder import RunFolder
+from keepstep.job import Target
 from keepstep.supervisor import supervise
-from keepstep.worker import Target
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -60,10 +60,11 @@ def expected_rows(kind: str, count: int) -> Counter[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["even", "uneven"])
+@pytest.mark.parametrize(("kind", "engine"), [("even", "torchrun"), ("uneven", "torchrun"), ("even", "ray")])
 def test_every_row_once_through_five_kills_and_two_changes_of_the_number_of_workers(
-    tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch, kind: str, engine: str
 ) -> None:
+    on_ray = {"engine": "ray", "address": ray_address} if engine == "ray" else {}
     monkeypatch.setenv("KEEPSTEP_RAY_ADDRESS", ray_address)
     words = ["--kind", kind]
     assert launch(tmp_path, "whole", 1, words, max_failures=0) is Outcome.FINISHED
@@ -74,9 +75,8 @@ def test_every_row_once_through_five_kills_and_two_changes_of_the_number_of_work
     # The last kill of the first two launches is one more than they may survive: then others go on.
     for workers, num_kills in ((2, 2), (1, 2), (3, 1)):
         kills = [f"{next(killed)}:{draw.randrange(-1, workers)}" for _ in range(num_kills)]
-        outcome = launch(
-            tmp_path, "killed", workers, [*words, "--kill", *kills], max_failures=num_kills - (workers < 3)
-        )
+        budget = {"max_failures": num_kills - (workers < 3), **on_ray}
+        outcome = launch(tmp_path, "killed", workers, [*words, "--kill", *kills], **budget)
         assert outcome is (Outcome.FINISHED if workers == 3 else Outcome.FAILED)
     assert len(list((tmp_path / "killed").glob("killed_*"))) >= 5
     seen = rows_seen(tmp_path, "killed")

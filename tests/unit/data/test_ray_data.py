@@ -244,7 +244,9 @@ def test_unshuffled_is_in_order_and_drop_last_drops(cluster: None) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("kind", ["plain", "filtered and multiplied", pytest.param("sorted", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["filtered and multiplied", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain", "sorted"))]
+)
 def test_goes_on_at_any_batch_with_any_number_of_workers(cluster: None, short_segments: None, kind: str) -> None:
     dataset = numbers(400)
     if kind == "filtered and multiplied":
@@ -338,6 +340,7 @@ def test_random_number_generators_are_left_alone(cluster: None) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_what_cannot_be_resumed_or_read_is_refused(cluster: None) -> None:
     for dataset, options, message in (
         (numbers(10).filter(lambda row: False), {}, "has no rows"),
@@ -384,6 +387,7 @@ def test_other_data_is_not_gone_on_with(cluster: None, changed: dict[str, Any], 
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_reads_parquet_files_and_blocks_in_memory(cluster: None, tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for number in range(10):
