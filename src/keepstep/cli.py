@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from keepstep.config import SETTINGS, flag
-from keepstep.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, KeepstepError
+from keepstep.config import DEVICES, SETTINGS, flag
+from keepstep.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, KeepstepError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    words, rest = _split_at_script(words) if words[:1] == ["run"] else (words, [])
+    words, rest = _split_at_script(words) if words[:1] in (["run"], ["tune"]) else (words, [])
     arguments = _parser().parse_args(words)
     arguments.arguments = rest
     try:
@@ -36,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _split_at_script(words: list[str]) -> tuple[list[str], list[str]]:
     """(keepstep's words, script included; the script's own), as torchrun does it: argparse would drop a `--`."""
     values = {flag(name) for name, setting in SETTINGS.items() if not isinstance(setting.default, bool)}
+    if words[0] == "tune":
+        values |= {"--space", "--metric", "--trials", "--method", "--grace"}
     place = 1
     while place < len(words) and words[place].startswith("-"):
         place += 2 if words[place] in values else 1
@@ -47,11 +51,26 @@ def _run(arguments: argparse.Namespace) -> int:
     from keepstep.job import Target
     from keepstep.supervisor import supervise
 
-    settings = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name, None) is not None}
-    result = supervise(settings, Target(arguments.target, tuple(arguments.arguments)))
+    result = supervise(_settings(arguments), Target(arguments.target, tuple(arguments.arguments)))
     if result.failures and result.failures[0].user_error:
         return EXIT_USAGE
     return {Outcome.FINISHED: 0, Outcome.STOPPED: EXIT_STOPPED, Outcome.FAILED: EXIT_FAILED}[result.outcome]
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name, None) is not None}
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from keepstep.job import Target
+    from keepstep.tune.command import tune
+    from keepstep.tune.search import Options
+
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("keepstep tune searches with Ray Tune, which is not installed: pip install 'keepstep[ray]'")
+    options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
+    return tune(_settings(arguments), Target(arguments.target, tuple(arguments.arguments)), options)
 
 
 def _runs(arguments: argparse.Namespace) -> int:
@@ -105,6 +124,19 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _predict(arguments: argparse.Namespace) -> int:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "keepstep predict reads and writes Parquet, which needs pyarrow: pip install pyarrow"
+        ) from None
+    from keepstep.predict import Request
+    from keepstep.predict.command import predict
+
+    return predict(Request(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Request)}))
+
+
 def _parser() -> argparse.ArgumentParser:
     about = "Runs PyTorch training loops on one or many workers, and loses nothing when one dies."
     parser = argparse.ArgumentParser(prog="keepstep", description=about, allow_abbrev=False)
@@ -113,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"keepstep {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
+    _add_tune(commands)
     _add(commands, "runs", _runs, "list the runs")
     show = _add(commands, "show", _show, "show one run: settings, metrics, failures, where the time went")
     show.add_argument("name", help="the run's name")
@@ -125,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("recipe", help="which one; a wrong name lists them")
     new.add_argument("folder", nargs="?", help="where to put it (default: a folder named like the recipe)")
     _add_export(commands)
+    _add_predict(commands)
     return parser
 
 
@@ -142,6 +176,25 @@ def _add_export(commands: Any) -> None:
         "--shard-size", metavar="SIZE", help="write several files with at most so many bytes of tensors each, as 5GB"
     )
     export.add_argument("--output", help="file, or folder of shards, to write (default: NAME-stepN[.safetensors])")
+
+
+def _add_predict(commands: Any) -> None:
+    predict = _add(commands, "predict", _predict, "predict Parquet files with a checkpoint; the same again goes on")
+    predict.add_argument("name", help="the run's name")
+    predict.add_argument(
+        "--data", required=True, help="Parquet file, folder of them, or address, as s3://bucket/images"
+    )
+    predict.add_argument("--output", required=True, help="folder, or address, for the Parquet parts")
+    script = "file that defines make_model() and predict(model, batch)"
+    predict.add_argument("--with", required=True, dest="script", metavar="SCRIPT", help=script)
+    predict.add_argument("--checkpoint", default="newest", help="newest, best, or a step (default: %(default)s)")
+    predict.add_argument("--model", default="model", help="which, where several were prepared (default: %(default)s)")
+    kept = "input columns to write beside the predictions, as id,label (default: all but bytes, lists and structs)"
+    predict.add_argument("--keep", metavar="COLUMNS", help=kept)
+    predict.add_argument("--batch-size", type=int, default=256, help="rows a call of predict (default: %(default)s)")
+    predict.add_argument("--workers", type=int, default=1, help="several: on Ray (default: %(default)s)")
+    predict.add_argument("--address", help="Ray cluster, as HOST:6379 or auto (default: none, or one is started here)")
+    predict.add_argument("--device", default="auto", choices=DEVICES, help="auto: cuda where there is a GPU")
 
 
 def _add(
@@ -163,6 +216,34 @@ def _add_run(commands: Any) -> None:
         allow_abbrev=False,
     )
     run.set_defaults(call=_run)
+    _add_settings(run)
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune",
+        help="search a script's best arguments, with Ray Tune",
+        description="Searches a script's best arguments: each trial is a run of its own, NAME-0000, NAME-0001, ...",
+        usage="keepstep tune [options] --space NAME=KIND(VALUES) --metric METRIC:max SCRIPT [its arguments ...]",
+        allow_abbrev=False,
+    )
+    tune.set_defaults(call=_tune)
+    space = "a parameter: lr=loguniform(1e-5,1e-2), width=choice(64,128); also uniform, randint, quniform, grid"
+    tune.add_argument("--space", action="append", default=[], metavar="NAME=KIND(VALUES)", help=f"{space}; repeat it")
+    tune.add_argument("--metric", required=True, help="what to search for, as accuracy:max or loss:min")
+    tune.add_argument("--trials", type=int, help="how many (default: every combination of grids, else 10)")
+    methods = "asha: stops bad trials early; pbt: makes them copies of good ones; random, grid: run all to their end"
+    tune.add_argument(
+        "--method", default="asha", choices=("asha", "pbt", "random", "grid"), help=f"{methods} (default: %(default)s)"
+    )
+    grace = "reports of the metric before a trial is judged (default: %(default)s)"
+    tune.add_argument("--grace", type=int, default=1, metavar="N", help=grace)
+    tune.add_argument("--resume", action="store_true", help="go on with the search of this --name")
+    _add_settings(tune)
+
+
+def _add_settings(run: argparse.ArgumentParser) -> None:
+    """The flags of a run, and its script."""
     for name, setting in SETTINGS.items():
         default, choices = setting.default, setting.metadata["choices"]
         shown = "" if default in (None, False) else f" (default: {default})"
