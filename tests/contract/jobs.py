@@ -49,7 +49,7 @@ COMBINATIONS = [
 ]
 SLOW = [
     *(Combination("torchrun", strategy, n) for strategy, n in (("fsdp", 1), ("fsdp2", 1), ("fsdp", 4))),
-    *(Combination("ray", strategy, n) for strategy, n in (("single", 1), ("zero3", 2), ("ddp", 4))),
+    *(Combination("ray", strategy, n) for strategy, n in (("single", 1), ("fsdp2", 2), ("zero3", 2), ("ddp", 4))),
 ]
 """Of those: left for `make slow`, since others are much like them."""
 

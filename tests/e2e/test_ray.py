@@ -161,6 +161,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_stop_saves_on_every_node(cluster: Any, tmp_path: Path) -> None:
     add_node(cluster, 1)
     add_node(cluster, 1)
