@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.observe.heart import Heart, Pulse
-from keepstep.signals import StopRequest, StopSignals
+from keepstep.signals import StopRequest, StopSignals, signals_kept
 
 
 @pytest.fixture(autouse=True)
@@ -98,4 +98,11 @@ def test_a_signal_that_a_library_took_is_taken_back() -> None:
     assert requests == ["asked"]
     signals.restore()
     signals.rearm()  # after the run it is nobody's
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_library_that_takes_signals_gives_them_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with signals_kept():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGTERM) is before

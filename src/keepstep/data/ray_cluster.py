@@ -7,14 +7,13 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from keepstep.collective import Collective
 from keepstep.errors import ConfigError, DataError
 from keepstep.job import RAY_ADDRESS
 from keepstep.seeding import preserved_cpu_rng
+from keepstep.signals import signals_kept
 
 NAMESPACE = "keepstep"
 
@@ -81,7 +80,7 @@ def _initialize(address: str) -> None:
     if address == _NEW:
         quiet["include_dashboard"] = False
     # It draws ports from Python's generator, and takes SIGTERM for itself.
-    with preserved_cpu_rng(), _signals_kept(), warnings.catch_warnings():
+    with preserved_cpu_rng(), signals_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             import_ray().init(address, namespace=NAMESPACE, **quiet)
@@ -92,16 +91,6 @@ def _initialize(address: str) -> None:
                 f"address, or unset RAY_ADDRESS and {RAY_ADDRESS} to have one started"
             ) from error
     _connected_here = True
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 def _give_signals_back() -> None:

@@ -6,9 +6,7 @@ import importlib.metadata
 import logging
 import os
 import platform
-import signal
 import socket
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from keepstep.engines.ray_shipping import as_shipped, is_shipped_already, runtim
 from keepstep.errors import ConfigError
 from keepstep.folder import RunFolder
 from keepstep.job import Target
+from keepstep.signals import signals_kept
 
 _ADDRESS = "RAY_ADDRESS"
 _SAME_EVERYWHERE = ("keepstep", "torch", "ray", "deepspeed")
@@ -75,7 +74,7 @@ class Cluster:
         self._is_users = ray.is_initialized()  # in a notebook
         if self._is_users:
             return self
-        with _own_signals():
+        with signals_kept():  # Ray takes SIGTERM for itself; the supervisor has a better use for it
             _silence()
             try:
                 if address is None:
@@ -201,18 +200,6 @@ def _silence() -> None:
     from ray._private import worker
 
     worker.print_to_stdstream = lambda *_, **__: None
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself when it is connected to; the supervisor has a better use for it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _can_grow() -> bool:

@@ -87,9 +87,11 @@ class PreparedModel:
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, in the asked-for arithmetic."""
+        if self._setup.half is None:
+            return self._original(*args, **kwargs)
         with self.arithmetic():
             output = self._original(*args, **kwargs)
-        return output if self._setup.half is None else to_float32(output)
+        return to_float32(output)
 
     def arithmetic(self) -> AbstractContextManager[Any]:
         """Within, operations choose their types as `--precision` says."""
