@@ -113,11 +113,15 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def write_json(path: Path, rows: Sequence[Row], settings: dict[str, Any]) -> None:
+    write_report(path, [{**asdict(row), "verdict": row.verdict} for row in rows], settings)
+
+
+def write_report(path: Path, rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> None:
     machine = {"platform": platform.platform(), "cores": os.cpu_count(), "load": os.getloadavg()}
     machine |= {"torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
-    report = {"settings": settings, "machine": machine, "rows": [{**asdict(r), "verdict": r.verdict} for r in rows]}
+    report = {"settings": settings, "machine": machine, "rows": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")
     print(f"\nwritten: {path}")

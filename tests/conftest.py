@@ -59,7 +59,7 @@ def ray_address() -> Iterator[str]:
     pytest.importorskip("ray")
     folder = tempfile.mkdtemp(prefix="keepstep_ray_", dir="/tmp")  # short: it holds sockets
     port, agent_port, grpc_port, metrics_port = _free_ports(4)
-    words = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--temp-dir={folder}"]
+    words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--temp-dir={folder}"]
     words += [f"--port={port}", "--include-dashboard=false"]
     words += [f"--dashboard-agent-listen-port={agent_port}", f"--dashboard-agent-grpc-port={grpc_port}"]
     words += [f"--metrics-export-port={metrics_port}", "--num-cpus=8", "--object-store-memory=200000000"]

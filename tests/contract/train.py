@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -103,6 +104,7 @@ class Killer:
 
     def __init__(self, run: keepstep.Run, plan: list[str]) -> None:
         self._run = run
+        self._dying = threading.Lock()  # one death at a time: a save has a thread of its own
         self._plan = [(place, int(step), int(rank)) for place, step, rank in (entry.split(":") for entry in plan)]
         if any(place == "save" for place, _, _ in self._plan):
             self._die_in_saves()
@@ -111,9 +113,10 @@ class Killer:
         for number, (wanted, step, rank) in enumerate(self._plan):
             if wanted == place and self._run.step >= step and rank in (-1, self._run.rank):
                 mark = self._run.path / f"killed_{number}_rank{self._run.rank}"
-                if not mark.exists():
-                    mark.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                with self._dying:
+                    if not mark.exists():
+                        mark.touch()
+                        os.kill(os.getpid(), signal.SIGKILL)
 
     def _die_in_saves(self) -> None:
         from keepstep.checkpoint import dcp
@@ -139,7 +142,7 @@ def main() -> None:
         {"params": [*model.stem.parameters(), *model.norm.parameters()]},
         {"params": model.head.parameters(), "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=run.device.type == "cuda")  # whose state is all on the GPU
     train = DataLoader(Noisy(args.size), args.batch_size, shuffle=True, num_workers=args.num_workers)
     test = DataLoader(Noisy(17), 8)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=len(train) * args.epochs + 1)

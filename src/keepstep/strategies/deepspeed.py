@@ -238,9 +238,10 @@ class ZeroModel(PreparedModel):
             filled = {name: kept[what] for name, kept in state.items() if isinstance(kept.get(what), Fragment)}
             self._write_back(filled, what)
         for name, kept in state.items():
+            flat = self._slots[name].flat
             for what, value in kept.items():
                 if not isinstance(value, Fragment):
-                    optimizer.state[self._slots[name].flat][what] = value
+                    optimizer.state[flat][what] = _placed(value, what, flat.device, optimizer.param_groups)
         return None
 
     def _memory(self, slot: Slot, what: str | None) -> torch.Tensor:
@@ -266,6 +267,13 @@ class ZeroModel(PreparedModel):
 def _is_single(value: Any) -> bool:
     """Whether it is one value for all of a parameter's numbers, as Adam's step is."""
     return not isinstance(value, torch.Tensor) or value.dim() == 0
+
+
+def _placed(value: Any, what: str, device: torch.device, groups: list[dict[str, Any]]) -> Any:
+    """Where an optimizer's own `load_state_dict` puts it: a count of steps stays in host memory, unless kernels read it."""
+    in_kernels = any(group.get("fused") or group.get("capturable") for group in groups)
+    is_on_device = isinstance(value, torch.Tensor) and (what != "step" or in_kernels)
+    return value.to(device) if is_on_device else value
 
 
 class Zero(Strategy):
