@@ -20,11 +20,12 @@ install: .venv/installed
 demo: install
 	$(BIN)/keepstep demo
 
+# Two at a time: half of the time a test waits for processes to start.
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 slow: install
-	$(BIN)/pytest --slow
+	$(BIN)/pytest -n 2 --dist loadgroup --slow
 
 check: install
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The ViT recipe on Ray under several strategies: undisturbed, and with a worker killed. Speed, recovery, and what differs."""
+"""The ViT recipe on Ray under several strategies: calm, and with a worker killed: what it costs, what differs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def main() -> None:
         for strategy in options.strategies:
             found.append(measured(strategy, options, Path(options.storage or scratch)))
             if options.output:
-                write_report(RESULTS / options.output, [asdict(row) for row in found], {**vars(options), "output": None})
+                write_report(
+                    RESULTS / options.output, [asdict(row) for row in found], {**vars(options), "output": None}
+                )
     print(f"\n{'strategy':<10}{'images/s':>10}{'accuracy':>10}{'start':>9}{'killed at':>11}{'recovery':>10}  metrics")
     for row in found:
         same = "bitwise equal" if row.differing_lines == 0 else f"{row.differing_lines} lines DIFFER"

@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run tests that take minutes, too")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skip_slow = pytest.mark.skip(reason="slow: run with --slow")
     skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
@@ -32,6 +33,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip_slow)
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(skip_gpu)
+        # Side by side (-n 2 --dist loadgroup) go files; and one process has all tests of Ray, and so one Ray.
+        uses_ray = item.get_closest_marker("ray") is not None or "ray_address" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,8 @@ COMBINATIONS = [
     Combination("ray", "ddp", 4),
 ]
 SLOW = [
-    *(Combination("torchrun", strategy, n) for strategy, n in (("fsdp", 1), ("fsdp2", 1), ("fsdp", 4))),
+    *(Combination("torchrun", strategy, 1) for strategy in ("ddp", "fsdp", "fsdp2")),
+    *(Combination("torchrun", strategy, 4) for strategy in ("fsdp", "zero3")),
     *(Combination("ray", strategy, n) for strategy, n in (("single", 1), ("fsdp2", 2), ("zero3", 2), ("ddp", 4))),
 ]
 """Of those: left for `make slow`, since others are much like them."""
@@ -56,7 +57,17 @@ SLOW = [
 
 def marked(combinations: Iterable[Combination], *further: Combination) -> list[Any]:
     """For a test's parameters; `further`: slow in this test."""
-    return [pytest.param(c, marks=pytest.mark.slow) if c in SLOW or c in further else c for c in combinations]
+    return [pytest.param(c, marks=_marks(c, is_slow=c in SLOW or c in further)) for c in combinations]
+
+
+def marked_changes(changes: Iterable[tuple[Combination, Combination]]) -> list[Any]:
+    """The same for pairs: every other one is slow."""
+    return [pytest.param(*change, marks=_marks(*change, is_slow=n % 2 == 1)) for n, change in enumerate(changes)]
+
+
+def _marks(*combinations: Combination, is_slow: bool) -> list[pytest.MarkDecorator]:
+    uses_ray = any(combination.engine == "ray" for combination in combinations)
+    return [pytest.mark.ray] * uses_ray + [pytest.mark.slow] * is_slow
 
 
 @dataclass(frozen=True)

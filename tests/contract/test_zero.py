@@ -30,7 +30,7 @@ def metrics(storage: Path, strategy: str, *arguments: str, **settings: object) -
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--optimizer", "SGD", "--clip", "0.05", "--by-hand", "2"),
+        pytest.param(("--optimizer", "SGD", "--clip", "0.05", "--by-hand", "2"), marks=pytest.mark.slow),
         pytest.param(("--optimizer", "Adagrad", "--by-hand", "3"), marks=pytest.mark.slow),
         ("--frozen", "--tied", "--discard"),
     ],
@@ -44,15 +44,14 @@ def test_the_same_as_ddp(tmp_path: Path, arguments: tuple[str, ...]) -> None:
             assert line == pytest.approx(wanted, rel=1e-5), stage
 
 
-def test_a_buffer_of_32_bits_meets_weights_of_16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["zero3", *(pytest.param(s, marks=pytest.mark.slow) for s in ("zero2", "fsdp2"))])
+def test_a_buffer_of_32_bits_meets_weights_of_16(tmp_path: Path, strategy: str) -> None:
     bf16 = {"precision": "bf16", "checkpoint_every": "3"}
     expected = [line["loss"] for line in metrics(tmp_path, "ddp", "--buffer", **bf16)]
-    for strategy in ("zero2", "zero3", "fsdp2"):
-        found = [line["loss"] for line in metrics(tmp_path, strategy, "--buffer", **bf16)]
-        assert found == pytest.approx(expected, rel=0.03), strategy
-    assert run(tmp_path / "killed", "zero3", "--buffer", "--die-at", "5", **bf16) is Outcome.FAILED
-    resumed = metrics(tmp_path / "killed", "zero3", "--buffer", **bf16)
-    assert resumed == Done(RunFolder(tmp_path, "zero3")).metrics
+    found = metrics(tmp_path, strategy, "--buffer", **bf16)
+    assert [line["loss"] for line in found] == pytest.approx(expected, rel=0.03)
+    assert run(tmp_path / "killed", strategy, "--buffer", "--die-at", "5", **bf16) is Outcome.FAILED
+    assert metrics(tmp_path / "killed", strategy, "--buffer", **bf16) == found
 
 
 def test_a_deepspeed_file_is_merged(tmp_path: Path) -> None:

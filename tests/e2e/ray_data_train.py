@@ -16,7 +16,7 @@ from torch import nn
 import keepstep
 
 
-def rows(count: int, blocks: int, kind: str) -> Any:
+def rows(count: int, blocks: int, kind: str, ballast: int = 0) -> Any:
     if kind == "in memory":  # which connects every worker to a Ray at once, each to its own if there is no address
         dataset = ray.data.from_items([{"id": number} for number in range(count)], override_num_blocks=blocks)
     else:
@@ -24,7 +24,10 @@ def rows(count: int, blocks: int, kind: str) -> Any:
     if kind == "uneven":  # a filter, and then some rows several times: nobody can know how many there will be
         dataset = dataset.filter(lambda row: row["id"] % 5 != 0)
         dataset = dataset.flat_map(lambda row: [{"id": row["id"] * 10 + copy} for copy in range(row["id"] % 3)])
-    return dataset.map_batches(lambda batch: {**batch, "x": np.sin(np.outer(batch["id"], np.arange(1, 5)))})
+    dataset = dataset.map_batches(lambda batch: {**batch, "x": np.sin(np.outer(batch["id"], np.arange(1, 5)))})
+    if ballast:
+        dataset = dataset.map_batches(lambda b: {**b, "ballast": np.zeros((len(b["id"]), ballast), np.uint8)})
+    return dataset
 
 
 def die_if_told(run: keepstep.Run, plan: list[str]) -> None:
@@ -42,13 +45,14 @@ def main() -> None:
     parser.add_argument("--kind", choices=["even", "uneven", "in memory"], default="even")
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--ballast", type=int, default=0, help="bytes that a row has beside the rest")
     parser.add_argument("--kill", nargs="*", default=[])
     args = parser.parse_args()
     run = keepstep.start()
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     in_memory = args.kind == "in memory"
-    dataset = rows(args.rows, 70, args.kind) if in_memory else lambda: rows(args.rows, 70, args.kind)
+    dataset = rows(args.rows, 70, args.kind) if in_memory else lambda: rows(args.rows, 70, args.kind, args.ballast)
     train = keepstep.RayData(dataset, 12, shuffle=True, window_rows=60)
     test = keepstep.RayData(lambda: rows(50, 4, "even"), 12)
     model, optimizer, train, test = run.prepare(model, optimizer, train, test)

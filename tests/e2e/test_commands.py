@@ -145,8 +145,15 @@ def test_new_doctor_version(shell: Shell, tmp_path: Path) -> None:
     assert shell("keepstep", "--version").stdout.startswith("keepstep 0.")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [
+        ("1", signal.SIGINT),
+        ("2", signal.SIGTERM),
+        pytest.param("1", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("2", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_request_to_stop_saves_and_the_same_command_goes_on(
     slow: Path, tmp_path: Path, number: signal.Signals, workers: str, shell: Shell
 ) -> None:

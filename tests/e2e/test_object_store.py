@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract.jobs import EVERY, SCRIPT, Combination, Done, assert_same, command, job
+from e2e.conftest import URL
 from e2e.flaky import FlakyNetwork
 from keepstep.checkpoint import remote as remote_module
 from keepstep.checkpoint.mirror import HOLDER
@@ -27,46 +27,9 @@ from keepstep.folder import RunFolder
 from keepstep.holder import Holder
 
 pytest.importorskip("s3fs")
-moto_server = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 
-BUCKET = "training"
-URL = f"s3://{BUCKET}/runs"
 ONE, TWO = Combination("inprocess", "single", 1), Combination("torchrun", "ddp", 2)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[int]:
-    """The port of an S3 server with an empty bucket."""
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield server.get_host_and_port()[1]
-    server.stop()
-
-
-@pytest.fixture
-def bucket(server: int) -> Any:
-    """The bucket's objects in the server's memory, by key; empty."""
-    from moto.s3.models import s3_backends
-
-    backend = s3_backends["123456789012"]["aws"]
-    backend.reset()
-    return backend.create_bucket(BUCKET, "us-east-1").keys
-
-
-@pytest.fixture
-def network(server: int, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyNetwork]:
-    network = FlakyNetwork(server)
-    environment = {
-        "AWS_ENDPOINT_URL": network.url,
-        "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "KEEPSTEP_CACHE": str(tmp_path / "cache"),
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    yield network
-    network.stop()
 
 
 def another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

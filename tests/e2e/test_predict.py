@@ -18,6 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from e2e.conftest import BUCKET, URL
+from e2e.flaky import FlakyNetwork
+
 pq = pytest.importorskip("pyarrow.parquet")
 
 SCRIPT = Path(__file__).with_name("predict_cifar10.py")
@@ -153,28 +156,15 @@ def test_whatever_saved_the_checkpoint(tmp_path: Path, strategy: str) -> None:
 
 
 @pytest.mark.slow
-def test_run_data_and_output_in_an_object_store(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s3fs, server = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
-    s3 = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    s3.start()
-    try:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3.get_host_and_port()[1]}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        monkeypatch.setenv("KEEPSTEP_CACHE", str(tmp_path / "cache"))
-        store = s3fs.S3FileSystem()
-        store.mkdir("lake")
-        store.put(str(TEST_SET), f"lake/images/{TEST_SET.name}")
-        store.put(str(trained.storage), "lake/runs", recursive=True)
-        there = ["--storage", "s3://lake/runs", "--data", "s3://lake/images", "--output", "s3://lake/out"]
-        _check(predict(trained, tmp_path, *there))
-        store.rm("lake/out/part-000002.parquet")
-        assert "7,500 of 10,000 rows are there" in _check(predict(trained, tmp_path, *there))
-        store.get("lake/out", str(tmp_path / "out"), recursive=True)
-    finally:
-        s3.stop()
+def test_run_data_and_output_in_an_object_store(trained: Trained, tmp_path: Path, network: FlakyNetwork) -> None:
+    store = pytest.importorskip("s3fs").S3FileSystem()
+    store.put(str(TEST_SET), f"{BUCKET}/images/{TEST_SET.name}")
+    store.put(str(trained.storage), f"{BUCKET}/runs", recursive=True)
+    there = ["--storage", URL, "--data", f"s3://{BUCKET}/images", "--output", f"s3://{BUCKET}/out"]
+    _check(predict(trained, tmp_path, *there))
+    store.rm(f"{BUCKET}/out/part-000002.parquet")
+    assert "7,500 of 10,000 rows are there" in _check(predict(trained, tmp_path, *there))
+    store.get(f"{BUCKET}/out", str(tmp_path / "out"), recursive=True)
     check_output(trained, tmp_path)
 
 

@@ -3,78 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from contract.jobs import SCRIPT, Combination, Done, job
+from contract.jobs import Combination, Done, job
+from e2e.clusters import PLAIN, add_node, finish, start, wait_for_step
 from keepstep.engines import Outcome
 from keepstep.folder import RunFolder
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
 
-# Ray looks for room once a while, and notices a lost node late: a test has less patience.
-_COMMAND = (
-    "from keepstep.engines import ray; ray._RESIZE_S = 2.0; from keepstep.cli import main; raise SystemExit(main())"
-)
-_QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 2}
-_PLAIN = ["--plain", "--epochs", "40"]
 _STEPS = 160
 
 
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    """A head without room for workers; tests add nodes."""
-    from ray.cluster_utils import Cluster
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80_000_000, "_system_config": _QUICK}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    yield cluster
-    cluster.shutdown()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def add_node(cluster: Any, cpus: int) -> Any:
-    return cluster.add_node(num_cpus=cpus, object_store_memory=80_000_000)
-
-
-def start(cluster: Any, storage: Path, *flags: str, arguments: list[str] = _PLAIN) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", _COMMAND, "run", "--engine", "ray", "--address", cluster.address, "--device", "cpu"]
-    words += ["--storage", str(storage), "--name", "a", "--checkpoint-every", "5", "--keep", "100", *flags]
-    return subprocess.Popen(
-        [*words, SCRIPT.name, *arguments], cwd=SCRIPT.parent, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def wait_for_step(storage: Path, step: int, run: subprocess.Popen[str], timeout_s: float = 90) -> None:
-    metrics = RunFolder(storage, "a").metrics
-    until = time.monotonic() + timeout_s
-    while not (metrics.exists() and f'"step": {step}' in metrics.read_text()):
-        assert time.monotonic() < until, f"step {step} never came"
-        assert run.poll() is None, run.communicate()[0]
-        time.sleep(0.1)
-
-
-def finish(run: subprocess.Popen[str]) -> str:
-    output, _ = run.communicate(timeout=200)
-    assert run.returncode == 0, output
-    assert "Traceback" not in output and "raylet" not in output, output
-    return output
-
-
 def assert_as_in_one_process(storage: Path, done: Done) -> None:
-    assert job(storage, "calm", Combination("inprocess", "single", 1), _PLAIN) is Outcome.FINISHED
+    assert job(storage, "calm", Combination("inprocess", "single", 1), PLAIN) is Outcome.FINISHED
     calm = Done(RunFolder(storage, "calm"))
     assert done.samples == calm.samples
     torch.testing.assert_close(torch.tensor(done.losses), torch.tensor(calm.losses), rtol=1e-4, atol=1e-5)
@@ -90,7 +41,7 @@ def sizes(done: Done) -> list[int]:
 def test_a_lost_node_makes_the_run_smaller_and_a_new_one_larger(cluster: Any, tmp_path: Path) -> None:
     add_node(cluster, 1)
     doomed = add_node(cluster, 1)
-    run = start(cluster, tmp_path, "--workers", "1:2", arguments=[*_PLAIN, "--sleep", "0.4"])
+    run = start(cluster, tmp_path, "--workers", "1:2", arguments=[*PLAIN, "--sleep", "0.4"])
     try:
         wait_for_step(tmp_path, 12, run)
         cluster.remove_node(doomed, allow_graceful=False)
@@ -113,7 +64,7 @@ def test_a_lost_node_makes_the_run_smaller_and_a_new_one_larger(cluster: Any, tm
 
 def test_a_killed_driver_takes_its_workers_along_and_the_same_command_goes_on(cluster: Any, tmp_path: Path) -> None:
     add_node(cluster, 2)
-    run = start(cluster, tmp_path, "--workers", "2", arguments=[*_PLAIN, "--sleep", "0.1"])
+    run = start(cluster, tmp_path, "--workers", "2", arguments=[*PLAIN, "--sleep", "0.1"])
     wait_for_step(tmp_path, 12, run)
     run.kill()
     run.communicate()
@@ -165,7 +116,7 @@ sys.stdin.read()
 def test_a_stop_saves_on_every_node(cluster: Any, tmp_path: Path) -> None:
     add_node(cluster, 1)
     add_node(cluster, 1)
-    run = start(cluster, tmp_path, "--workers", "2", arguments=[*_PLAIN, "--sleep", "0.1"])
+    run = start(cluster, tmp_path, "--workers", "2", arguments=[*PLAIN, "--sleep", "0.1"])
     wait_for_step(tmp_path, 7, run)
     run.send_signal(signal.SIGTERM)
     output, _ = run.communicate(timeout=60)
@@ -182,7 +133,7 @@ def test_a_node_with_notice_makes_the_workers_save_and_move(cluster: Any, tmp_pa
 
     for _ in range(3):
         add_node(cluster, 1)
-    run = start(cluster, tmp_path, "--workers", "2", arguments=[*_PLAIN, "--sleep", "0.1"])
+    run = start(cluster, tmp_path, "--workers", "2", arguments=[*PLAIN, "--sleep", "0.1"])
     try:
         wait_for_step(tmp_path, 7, run)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.config import LaunchConfig
+from keepstep.config import LaunchConfig, flag
 from keepstep.engines.ray_shipping import as_shipped, is_shipped_already, runtime_environment
 from keepstep.errors import ConfigError
 from keepstep.folder import RunFolder
@@ -187,10 +187,13 @@ class Cluster:
         if room >= config.min_workers or _can_grow():
             return
         each = " + ".join(f"{amount:g} {name}" for name, amount in need.items())
+        given = ("cpus_per_worker", "gpus_per_worker", "resources")
+        changed = [flag(name) for name in given if getattr(config, name) != getattr(LaunchConfig(), name)]
+        by_itself = need.get("GPU") and config.gpus_per_worker is None
         raise ConfigError(
             f"{config.min_workers} workers of {each} each were asked for; the cluster has room for {room}: "
-            f"{'; '.join(map(str, nodes))}. Lower --workers, --cpus-per-worker, --gpus-per-worker or --resources, or "
-            "add nodes"
+            f"{'; '.join(map(str, nodes))}. Lower {', '.join(['--workers', *changed])}, "
+            f"{'use --device cpu, ' if by_itself else ''}or add nodes"
         )
 
 

@@ -27,10 +27,10 @@ def _load(recipe: str, module: str) -> ModuleType:
 
 @pytest.fixture
 def load_recipe(monkeypatch: pytest.MonkeyPatch) -> LoadRecipe:
-    """`load_recipe("gpt", "data")` is recipes/gpt/data.py; train.py finds its siblings as it does when it is run."""
+    """`load_recipe("gpt", "data")` is recipes/gpt/data.py; scripts find their siblings as they do when they are run."""
 
     def load(recipe: str, module: str) -> ModuleType:
-        if module == "train":
+        if module in ("train", "predict"):
             for sibling in ("model", "data"):
                 monkeypatch.setitem(sys.modules, sibling, _load(recipe, sibling))
         return _load(recipe, module)

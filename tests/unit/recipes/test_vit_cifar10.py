@@ -242,3 +242,20 @@ def test_one_cycle_spans_the_run(load_recipe: LoadRecipe) -> None:
     rates = rates_of(load_recipe("vit_cifar10", "train"), "onecycle", 100)
     assert rates.index(max(rates)) in (29, 30) and max(rates) == pytest.approx(0.5)
     assert rates[-1] < 1e-4
+
+
+def test_predict_decodes_and_normalises_as_training_does(load_recipe: LoadRecipe, model: Any, data: Any) -> None:
+    from PIL import Image
+
+    predict = load_recipe("vit_cifar10", "predict").predict
+    planes = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    files = [io.BytesIO() for _ in planes]
+    for file, image in zip(files, planes, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, "PNG")
+    batch = {"image": np.array([{"bytes": file.getvalue(), "path": "x.png"} for file in files])}
+    torch.manual_seed(0)
+    vit = model.ViT(num_layers=1, num_heads=2, hidden=16, mlp=16).eval()
+    with torch.inference_mode():
+        found, expected = predict(vit, batch), vit(data.normalise(planes)).softmax(1)
+    np.testing.assert_array_equal(found["predicted"], expected.argmax(1).numpy())
+    np.testing.assert_allclose(found["probability"], expected.max(1).values.numpy())
