@@ -45,22 +45,22 @@ def command(cluster: Any, folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def test_nodes_that_share_an_object_store_and_nothing_else(
-    cluster: Any, network: FlakyNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: FlakyNetwork, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workers' folders are on their nodes; the metrics, events and logs are found here as well."""
+    """The workers' folders are on their nodes; the metrics and events are found here as well."""
     calm = Combination("torchrun", "ddp", 2)
     assert job(tmp_path, "calm", calm) is Outcome.FINISHED
     store = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     for number in range(2):
         add_node(cluster, 1, env_vars={**store, "KEEPSTEP_CACHE": str(tmp_path / f"node-{number}")})
     network.rate = 0.05
-    script = ["--kill", "body:7:1", "body:13:0"]
+    script = ["--kill", "body:8:1", "body:13:0", "--sleep", "0.5"]  # what is saved is uploaded before the next kill
     finish(start(cluster, URL, "--workers", "2", "--strategy", "ddp", "--max-failures", "5", arguments=script))
     here = Done(RunFolder(URL, "a"))
     assert here.folder.path.is_relative_to(tmp_path / "cache")
     assert here.metrics == Done(RunFolder(tmp_path, "calm")).metrics
-    assert len(here.events("failed")) == 2 and len(here.events("resumed")) == 2
-    assert (here.folder.logs / "rank_0.txt").exists()
+    assert len(here.events("failed")) == 2
+    assert [event["step"] for event in here.events("resumed")] == [5, 10]
     monkeypatch.setenv("KEEPSTEP_CACHE", str(tmp_path / "elsewhere"))
     elsewhere = RunFolder(URL, "a")
     elsewhere.fetch()
@@ -86,16 +86,16 @@ def test_rows_come_once_and_in_order_where_others_fill_the_object_store(cluster:
     for _ in range(2):
         add_node(cluster, 2)
     words = [sys.executable, "-c", _HOG, cluster.address, str(OBJECT_STORE // 3)]
-    rows = ["--kind", "uneven", "--rows", "500"]
+    folder, rows = RAY_DATA_SCRIPT.parent, ["--kind", "uneven", "--rows", "500"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hog:
         assert hog.stdout is not None and hog.stdin is not None
         assert hog.stdout.readline() == "taken\n"
         flags = ["--engine", "ray", "--workers", "2", "--storage", str(tmp_path), "--device", "cpu"]
-        flags += ["--checkpoint-every", "10", str(RAY_DATA_SCRIPT)]
-        kept_short = ["--kill", "9:1"]
-        finish(command(cluster, tmp_path, "run", "--name", "full", *flags, *rows, "--ballast", "1000000", *kept_short))
+        flags += ["--checkpoint-every", "10", RAY_DATA_SCRIPT.name]
+        kill = ["--kill", "9:1"]
+        finish(command(cluster, folder, "run", "--name", "full", *flags, *rows, "--ballast", "1000000", *kill))
         hog.stdin.close()
-    finish(command(cluster, tmp_path, "run", "--name", "free", *flags, *rows))
+    finish(command(cluster, folder, "run", "--name", "free", *flags, *rows))
     full = rows_seen(tmp_path, "full")
     assert full == rows_seen(tmp_path, "free")
     assert all(max(counts.values()) == 1 for counts in rows_of_epochs(full).values())

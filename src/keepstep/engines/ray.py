@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keepstep.engines.base import Launch, Outcome
-from keepstep.engines.ray_coordinator import Coordinator, View
+from keepstep.engines.ray_coordinator import Coordinator, View, ranks_by_node
 from keepstep.engines.ray_relay import remove_mark, write_mark, write_pieces
 from keepstep.engines.reports import without_torn_down
 from keepstep.errors import ConfigError
@@ -160,9 +160,7 @@ class _Driver:
             pulse.unlink()  # there may be fewer workers now
         self._launch.before_attempt()
         self._launch.folder.push()
-        self._ranks_by_node = {}
-        for rank, host in view.hosts.items():
-            self._ranks_by_node.setdefault(host.node, []).append(rank)
+        self._ranks_by_node = ranks_by_node(view.hosts)
         target = self._launch.target
         pickled = Path(target.what).read_bytes() if target.is_pickled else None
         environment = {JOB: os.environ[JOB], TARGET: self._cluster.as_shipped(target).to_json()}

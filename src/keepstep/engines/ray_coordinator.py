@@ -18,11 +18,16 @@ class Host:
     uid: str
     rank: int
     world_size: int
-    local_rank: int
-    local_world_size: int
     node: str
     """Ray's id of its node."""
     address: str
+
+
+def ranks_by_node(hosts: dict[int, Host]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, host in sorted(hosts.items()):
+        found.setdefault(host.node, []).append(rank)
+    return found
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,11 @@ class Order:
     master: Host
     """The host of rank 0."""
     port: int
-    on_one_node: bool
+    ranks_by_node: dict[str, list[int]]
+
+    @property
+    def on_one_node(self) -> bool:
+        return len(self.ranks_by_node) == 1
 
 
 @dataclass(frozen=True)
@@ -152,9 +161,8 @@ class Coordinator:
         """Orders the next attempt from the group that is there. False: it went meanwhile."""
         if not self._is_complete:
             return False
-        on_one_node = len({host.node for host in self._hosts.values()}) == 1
-        master, port = self._hosts[0], self._ports[0]
-        self._order = Order(self._latest + 1, self._group, environment, pickled, mark, master, port, on_one_node)
+        master, port, where = self._hosts[0], self._ports[0], ranks_by_node(self._hosts)
+        self._order = Order(self._latest + 1, self._group, environment, pickled, mark, master, port, where)
         self._ended, self._pulses, self._kill, self._was_paused = {}, {}, False, False
         await self._tell()
         return True

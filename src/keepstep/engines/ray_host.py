@@ -58,8 +58,6 @@ def _myself() -> Host:
         uid=uuid.uuid4().hex,
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
-        local_rank=context.get_local_rank(),
-        local_world_size=context.get_local_world_size(),
         node=runtime.get_node_id(),
         address=ray.util.get_node_ip_address(),
     )
@@ -87,15 +85,17 @@ class _Worker:
         job = json.loads(order.environment[JOB])
         job["hearts"] = str(self._scratch)
         folder = RunFolder(job["settings"]["storage"], job["name"])
+        # Ray Train's own local ranks go by address, which nodes that are containers may share: not their disks, though.
+        on_this_node = order.ranks_by_node[self._host.node]
         if read_mark(folder.path) != order.mark:
             folder.create()
-            if self._host.local_rank == 0:
+            if self._host.rank == on_this_node[0]:
                 folder.fetch(is_behind=True)
             if self._host.rank == 0:
                 self._follower = Follower(folder.path)
         self._log = folder.logs / f"rank_{self._host.rank}.txt"
         self._log_start = log_size(self._log)
-        environment = {**order.environment, **self._place(order), JOB: json.dumps(job)}
+        environment = {**order.environment, **self._place(order, on_this_node), JOB: json.dumps(job)}
         if order.pickled is not None:
             path = self._scratch / f"target{PICKLED}"
             path.write_bytes(order.pickled)
@@ -105,13 +105,13 @@ class _Worker:
             self._process.stdin.write(json.dumps(environment) + "\n")
             self._process.stdin.close()
 
-    def _place(self, order: Order) -> dict[str, str]:
+    def _place(self, order: Order, on_this_node: list[int]) -> dict[str, str]:
         host = self._host
         place = {
             "RANK": str(host.rank),
             "WORLD_SIZE": str(host.world_size),
-            "LOCAL_RANK": str(host.local_rank),
-            "LOCAL_WORLD_SIZE": str(host.local_world_size),
+            "LOCAL_RANK": str(on_this_node.index(host.rank)),
+            "LOCAL_WORLD_SIZE": str(len(on_this_node)),
             "MASTER_ADDR": "127.0.0.1" if order.on_one_node else order.master.address,
             "MASTER_PORT": str(order.port),
             RAY_ADDRESS: ray.get_runtime_context().gcs_address,

@@ -15,7 +15,7 @@ SOON_S = 2.0
 
 
 def host(rank: int, world_size: int = 2, uid: str = "", node: str = "n") -> Host:
-    return Host(uid or f"host{rank}", rank, world_size, rank, world_size, node, "10.0.0.1")
+    return Host(uid or f"host{rank}", rank, world_size, node, "10.0.0.1")
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -96,6 +96,7 @@ def test_a_group_of_another_size_replaces_one() -> None:
         await started(coordinator, host(0), host(1))
         orders = await started(coordinator, *(host(rank, size, f"new{rank}", f"n{rank}") for rank in range(size)))
         assert orders[0] is not None and orders[0].group == 2 and not orders[0].on_one_node
+        assert orders[0].ranks_by_node == {"n0": [0], "n1": [1], "n2": [2]}
 
     run(scenario())
 
