@@ -270,7 +270,7 @@ def _is_single(value: Any) -> bool:
 
 
 def _placed(value: Any, what: str, device: torch.device, groups: list[dict[str, Any]]) -> Any:
-    """Where an optimizer's own `load_state_dict` puts it: a count of steps stays on the host, unless kernels read it."""
+    """Where an optimizer's own `load_state_dict` puts it: a count of steps stays on the host, but for fused kernels."""
     in_kernels = any(group.get("fused") or group.get("capturable") for group in groups)
     is_on_device = isinstance(value, torch.Tensor) and (what != "step" or in_kernels)
     return value.to(device) if is_on_device else value
