@@ -73,8 +73,8 @@ def print_run(storage: str | Path, name: str) -> int:
     if config:
         words = [config.get("script", "?"), *config.get("arguments", [])]
         console.print(f"script     {printable(' '.join(map(str, words)))}")
-        kept = ("workers", "strategy", "precision", "device", "seed", "checkpoint_every", "keep", "keep_best")
-        chosen = "  ".join(f"{key}={settings[key]}" for key in kept if settings.get(key))
+        kept = ("engine", "workers", "strategy", "precision", "device", "seed", "checkpoint_every", "keep", "keep_best")
+        chosen = "  ".join(f"{key}={settings[key]}" for key in kept if settings.get(key) and settings[key] != "auto")
         console.print(f"settings   {printable(chosen)}")
     metrics = _latest(folder)
     console.print(f"step       {result.get('step', metrics.get('step', 0))}")

@@ -69,10 +69,11 @@ class _Prediction:
         finally:
             progress.clear()
         self._output.write_record(replace(record, finished=True).to_json())
+        parts, now = len(self._source.pieces), progress.done - progress.before
         print(
             f"{self._output.address}: {progress.total:,} rows predicted with step {step} of {self._request.name}, in "
-            f"{len(self._source.pieces)} parts ({progress.done - progress.before:,} rows in {progress.seconds:.1f} s, "
-            f"{progress.rate:,.0f} rows/s)"
+            f"{parts} part{'s' if parts > 1 else ''} "
+            f"({now:,} rows in {progress.seconds:.1f} s, {progress.rate:,.0f} rows/s)"
         )
         return 0
 
