@@ -51,9 +51,14 @@ class Collective:
         return [part.tolist() for part in parts]
 
     def sum_on_host(self, vector: torch.Tensor) -> torch.Tensor:
-        if self._world_size > 1:
-            dist.all_reduce(vector)
-        return vector
+        """The workers' vectors added up, rank by rank: an all-reduce adds in an order that depends on the place in the
+        vector, so that a number's last digit would depend on what else happens to be summed with it."""
+        if self._world_size == 1:
+            return vector
+        first, *others = self._all_gather(vector)
+        for part in others:
+            first += part
+        return first
 
     def objects(self, value: T) -> list[T]:
         """Every worker's object. Slow: for start-up and rare disagreements."""

@@ -82,7 +82,7 @@ sys.stdin.read()
 
 
 def test_rows_come_once_and_in_order_where_others_fill_the_object_store(cluster: Any, tmp_path: Path) -> None:
-    """1 GB a run through stores of 80 MB, of which somebody holds two thirds."""
+    """Some 300 MB through stores of 80 MB, of which somebody holds two thirds."""
     for _ in range(2):
         add_node(cluster, 2)
     words = [sys.executable, "-c", _HOG, cluster.address, str(OBJECT_STORE // 3)]
@@ -93,7 +93,7 @@ def test_rows_come_once_and_in_order_where_others_fill_the_object_store(cluster:
         flags = ["--engine", "ray", "--workers", "2", "--storage", str(tmp_path), "--device", "cpu"]
         flags += ["--checkpoint-every", "10", RAY_DATA_SCRIPT.name]
         kill = ["--kill", "9:1"]
-        finish(command(cluster, folder, "run", "--name", "full", *flags, *rows, "--ballast", "1000000", *kill))
+        finish(command(cluster, folder, "run", "--name", "full", *flags, *rows, "--ballast", "400000", *kill))
         hog.stdin.close()
     finish(command(cluster, folder, "run", "--name", "free", *flags, *rows))
     full = rows_seen(tmp_path, "full")

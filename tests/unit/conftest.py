@@ -63,8 +63,8 @@ class ThreadCollective(Collective):
     def from_rank0(self, value: Any) -> Any:
         return self._all("from_rank0", value)[0]
 
-    def sum_on_host(self, vector: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._all("sum_on_host", vector)).sum(0)
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [part.clone() for part in self._all("all_gather", tensor)]
 
     def _all(self, call: str, value: Any) -> list[Any]:
         self.calls.append(call)

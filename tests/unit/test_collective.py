@@ -1,4 +1,4 @@
-"""One worker talks to itself: values come back as they are, and as copies."""
+"""One worker talks to itself: values come back as they are, and as copies; several add up in one order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from keepstep.collective import Collective
+from unit.conftest import RunRanks
 
 
 @pytest.fixture
@@ -49,3 +50,16 @@ def test_agreements_of_one(alone: Collective) -> None:
     assert alone.objects(marker) == [marker] and alone.from_rank0(marker) is marker
     assert alone.rows([1.0, 2.0]) == [[1.0, 2.0]]
     alone.barrier()
+
+
+def test_a_sum_is_the_same_wherever_in_a_vector_it_is(run_ranks: RunRanks) -> None:
+    """How many metrics are summed at once depends on the clock; their last digits must not."""
+    parts = [0.1, 1e16, -1e16, 0.7]  # in another order, another sum
+
+    def work(collective: Collective, rank: int) -> list[torch.Tensor]:
+        lengths = (1, 2, 3, 5, 8, 33)
+        return [collective.sum_on_host(torch.full((n,), parts[rank], dtype=torch.float64)) for n in lengths]
+
+    in_order = ((parts[0] + parts[1]) + parts[2]) + parts[3]
+    for sums in run_ranks(4, work):
+        assert {value for vector in sums for value in vector.tolist()} == {in_order}

@@ -50,6 +50,10 @@ class Inputs:
 
     def pieces(self, units: Sequence[int]) -> Iterator[Piece]:
         """The rows of these units, transformed, in order. An iterator that is dropped stops its tasks."""
+        if self._is_in_memory:
+            for unit in units:
+                yield from _pieces(self._units[unit])
+            return
         dag = self._dag
         if self._leaf is not None:
             leaf = self._leaf_over([self._units[unit] for unit in units])
@@ -57,9 +61,7 @@ class Inputs:
         bundles, _, executor = self._dataset(dag)._execute_to_iterator()
         try:
             for bundle in bundles:
-                for entry, part in zip(bundle.blocks, bundle.slices, strict=True):
-                    begin, end = (part.start_offset, part.end_offset) if part else (0, entry.metadata.num_rows)
-                    yield Piece(entry.ref, begin, end)
+                yield from _pieces(bundle)
         finally:
             if executor is not None:
                 executor.shutdown(force=False)
@@ -76,6 +78,11 @@ class Inputs:
             return list(leaf.input_data), InputData
         return [None], lambda _: None
 
+    @property
+    def _is_in_memory(self) -> bool:
+        """Whether the inputs are the rows themselves: then there is nothing to run, which takes longer than to read."""
+        return self._dag is self._leaf and not isinstance(self._leaf, (Read, ListFiles))
+
     def _num_tasks(self, leaf: Read) -> int:
         source, largest = leaf.datasource_or_legacy_reader, self._context.target_max_block_size
         number, _, _ = _autodetect_parallelism(
@@ -86,6 +93,12 @@ class Inputs:
     def _dataset(self, dag: Any) -> Dataset:
         context = self._context.copy()
         return Dataset(LogicalPlan(dag, context), context, DatasetStats(metadata={}, parent=None))
+
+
+def _pieces(bundle: Any) -> Iterator[Piece]:
+    for entry, part in zip(bundle.blocks, bundle.slices, strict=True):
+        begin, end = (part.start_offset, part.end_offset) if part else (0, entry.metadata.num_rows)
+        yield Piece(entry.ref, begin, end)
 
 
 def _leaf(dag: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +19,47 @@ Array = npt.NDArray[Any]
 Kinds = dict[str, str]
 
 
+def _references(arrays: list[Array], number: int) -> int:
+    return sys.getrefcount(arrays[number])
+
+
+class Buffers:
+    """Memory for batches, taken again once nobody has the batch that was in it: new pages cost more than the copy."""
+
+    _MOST = 8
+    """Of a column: those that are made ahead, the one in use, and some that a loop may keep."""
+    _FREE = _references([np.empty(0)], 0)
+    """To an array that only its list has; a tensor over its memory is one more."""
+
+    def __init__(self, pin: bool) -> None:
+        self._pin = pin
+        self._made: dict[str, list[Array]] = {}
+
+    def empty(self, column: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | torch.Tensor:
+        try:
+            kind = torch.from_numpy(np.empty(0, dtype)).dtype
+        except TypeError:  # strings, dates, objects
+            return np.empty(shape, dtype)
+        if self._pin:  # of which torch itself keeps what was used
+            return torch.empty(shape, dtype=kind, pin_memory=True)
+        made = self._made.setdefault(column, [])
+        for number in reversed(range(len(made))):
+            if _references(made, number) == self._FREE:
+                if made[number].shape == shape and made[number].dtype == dtype:
+                    return torch.from_numpy(made[number])
+                del made[number]  # of an uneven batch
+        array: Array = np.empty(shape, dtype)
+        if len(made) < self._MOST:
+            made.append(array)
+        return torch.from_numpy(array)
+
+
 class Rows:
     """The rows of a window, by their position in it."""
 
-    def __init__(self, pieces: Sequence[Piece], blocks: Sequence[Any], pin: bool) -> None:
+    def __init__(self, pieces: Sequence[Piece], blocks: Sequence[Any], buffers: Buffers) -> None:
         """`blocks`: those of the pieces, fetched."""
-        self._pin = pin
+        self._buffers = buffers
         self._tables = [_table(block, piece) for piece, block in zip(pieces, blocks, strict=True)]
         self._ends = np.cumsum([len(table) for table in self._tables])
         self.kinds = _kinds(self._tables)
@@ -63,7 +99,7 @@ class Rows:
         kinds = {(values.dtype, values.shape[1:]) for _, values in found}
         if len(kinds) == 1:
             dtype, shape = kinds.pop()
-            whole = _empty((count, *shape), dtype, self._pin)
+            whole = self._buffers.empty(name, (count, *shape), dtype)
         else:
             whole = np.empty(count, dtype=object)  # samples of different shapes
             found = [(positions, _each_an_object(values)) for positions, values in found]
@@ -142,14 +178,6 @@ def _as_slice(rows: Indices) -> Any:
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (len(rows) < 3 or bool((np.diff(rows) == 1).all())):
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], pin: bool) -> Array | torch.Tensor:
-    try:
-        kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError:  # strings, dates, objects
-        return np.empty(shape, dtype)
-    return torch.empty(shape, dtype=kind, pin_memory=pin)
 
 
 def _each_an_object(values: Array) -> Array:

@@ -18,7 +18,7 @@ from keepstep.data.prefetch import prefetched
 from keepstep.data.ray_cluster import NAMESPACE, connect, disconnect, import_ray
 from keepstep.data.ray_data import RayData
 from keepstep.data.ray_feeder import Begin, Feeder
-from keepstep.data.ray_rows import Rows, check_alike
+from keepstep.data.ray_rows import Buffers, Rows, check_alike
 from keepstep.data.ray_windows import Place, Window
 from keepstep.errors import DataError, KeepstepError
 from keepstep.seeding import mix, preserved_cpu_rng, seed_sample
@@ -89,6 +89,7 @@ class RaySource:
         """What copies batches to the GPU while it trains; a collate_fn's are not known before its turn."""
         if device.type == "cuda" and loader.collate_fn is None:
             self._side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers = Buffers(pin=device.type == "cuda")
         self._feeder = feeder
         self._passes_begun = 0
         self._window: dict[str, Any] | None = None
@@ -138,7 +139,7 @@ class RaySource:
         num_units = _get(self._feeder.num_units.remote())
         count, kinds = 0, None
         for window, blocks in prefetched(self._windows(begin), _WINDOWS_AHEAD):
-            rows = Rows(window.pieces, blocks, pin=self._device.type == "cuda")
+            rows = Rows(window.pieces, blocks, self._buffers)
             del blocks
             kinds = kinds or rows.kinds
             check_alike(kinds, rows.kinds)

@@ -130,7 +130,7 @@ def test_workers_values_are_weighted_by_their_samples(run_ranks: RunRanks, ranks
         value, count = ranks[rank]
         log(metrics, 1, weight=count, loss=value)
         lines, _ = metrics.reduce([])
-        assert collective.calls == ["rows", "sum_on_host"], "one exchange, and one sum"
+        assert collective.calls == ["rows", "all_gather"], "one exchange, and one sum"
         return lines
 
     found = run_ranks(len(ranks), work)
