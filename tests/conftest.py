@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+
+from ray_head import started_ray
 
 torch.set_num_threads(1)  # as workers have: sums in another order are other sums
 
@@ -61,50 +54,6 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def ray_address() -> Iterator[str]:
     """Where a Ray of the tests' own is, with 8 CPUs; it is connected to by whoever wants it, and by nobody else."""
     pytest.importorskip("ray")
-    folder = tempfile.mkdtemp(prefix="keepstep_ray_", dir="/tmp")  # short: it holds sockets
-    port, agent_port, grpc_port, metrics_port = _free_ports(4)
-    words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--temp-dir={folder}"]
-    words += [f"--port={port}", "--include-dashboard=false"]
-    words += [f"--dashboard-agent-listen-port={agent_port}", f"--dashboard-agent-grpc-port={grpc_port}"]
-    words += [f"--metrics-export-port={metrics_port}", "--num-cpus=8", "--object-store-memory=200000000"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Where a user once made a token, `ray start` would ask for it, and a plain `ray.init(address)` would not show it.
-    environment["RAY_AUTH_MODE"] = "disabled"
-    environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nothing on it is worth waiting for at the end
-    with open(Path(folder) / "head.txt", "w") as log:
-        head = subprocess.Popen(
-            [*words, "--disable-usage-stats"], stdout=log, stderr=log, env=environment, preexec_fn=_end_with_parent
-        )
-    try:
-        address = f"127.0.0.1:{port}"
-        _wait_for_ray(head, Path(folder) / "head.txt")
+    with started_ray(RAY_AUTH_MODE="disabled") as address:
         yield address
-    finally:
-        head.terminate()  # which stops all that it has started
-        try:
-            head.wait(30)
-        except subprocess.TimeoutExpired:
-            head.kill()
-            head.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _end_with_parent() -> None:
-    """Tests that are killed must not leave a Ray behind."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def _wait_for_ray(head: subprocess.Popen[bytes], log: Path, timeout_s: float = 60) -> None:
-    until = time.monotonic() + timeout_s
-    while "Ray runtime started" not in log.read_text():
-        if head.poll() is not None or time.monotonic() > until:
-            pytest.fail(f"no Ray could be started: {log.read_text()}")
-        time.sleep(0.2)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
 import warnings
 from typing import Any
 
+from keepstep import ray_connection
 from keepstep.collective import Collective
 from keepstep.errors import ConfigError, DataError
 from keepstep.job import RAY_ADDRESS
 from keepstep.seeding import preserved_cpu_rng
-from keepstep.signals import signals_kept
 
 NAMESPACE = "keepstep"
 
-_NEW = "local"
-"""What Ray takes for an address to start one, also where there is one on this machine: it may be anybody's."""
 _connected_here = False
 """Whether it is for keepstep to disconnect from Ray, and to stop the Ray that it has started."""
 
@@ -38,14 +35,12 @@ def connect(rank: int, collective: Collective) -> None:
     """Every worker is in rank 0's Ray afterwards. Collective."""
     ray = import_ray()
     if rank == 0 and not ray.is_initialized():
-        _initialize(os.environ.get(RAY_ADDRESS) or os.environ.get("RAY_ADDRESS") or _NEW)
-    address, by_token = collective.from_rank0((_address(), _by_token()) if rank == 0 else ("", False))
+        _initialize(os.environ.get(RAY_ADDRESS) or os.environ.get("RAY_ADDRESS") or ray_connection.NEW)
+    address = collective.from_rank0(_address() if rank == 0 else "")
     if rank and ray.is_initialized() and _address() != address:
         # The script's own ray.data call had started a Ray for this worker alone.
         ray.shutdown()
     if not ray.is_initialized():
-        if by_token:
-            _show_token()
         _initialize(address)
     _give_signals_back()
 
@@ -62,30 +57,18 @@ def _address() -> str:
     return str(import_ray().get_runtime_context().gcs_address)
 
 
-def _by_token() -> bool:
-    """Whether this Ray asks for a token: one that Ray has started by itself does."""
-    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
-
-
-def _show_token() -> None:
-    """Ray does so itself for a Ray that it finds on this machine, but not for one that it is told of."""
-    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-
-
 def _initialize(address: str) -> None:
     global _connected_here
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address == _NEW:
-        quiet["include_dashboard"] = False
-    # It draws ports from Python's generator, and takes SIGTERM for itself.
-    with preserved_cpu_rng(), signals_kept(), warnings.catch_warnings():
+    with preserved_cpu_rng(), warnings.catch_warnings():  # it draws ports from Python's generator
         warnings.simplefilter("ignore")
         try:
-            import_ray().init(address, namespace=NAMESPACE, **quiet)
+            ray_connection.connect(address, namespace=NAMESPACE)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            where = "no Ray could be started here" if address == _NEW else f"Ray at {address} cannot be reached"
+            where = (
+                "no Ray could be started here"
+                if address == ray_connection.NEW
+                else f"Ray at {address} cannot be reached"
+            )
             raise DataError(
                 f"{where} ({error.__cause__ or error}); start one (ray start --head) and set RAY_ADDRESS to its "
                 f"address, or unset RAY_ADDRESS and {RAY_ADDRESS} to have one started"

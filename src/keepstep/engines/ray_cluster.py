@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import os
 import platform
-import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from keepstep.engines.ray_shipping import as_shipped, is_shipped_already, runtim
 from keepstep.errors import ConfigError
 from keepstep.folder import RunFolder
 from keepstep.job import Target
-from keepstep.signals import signals_kept
+from keepstep.ray_connection import NEW, connect
 
 _ADDRESS = "RAY_ADDRESS"
 _SAME_EVERYWHERE = ("keepstep", "torch", "ray", "deepspeed")
@@ -60,8 +58,11 @@ class Cluster:
     @property
     def need(self) -> dict[str, float]:
         """What Ray reserves for each worker."""
+        return self._need_on(self.nodes)
+
+    def _need_on(self, nodes: list[Node]) -> dict[str, float]:
         need = self._config.resources_per_worker
-        has_gpus = any(node.resources.get("GPU") for node in self.nodes)
+        has_gpus = any(node.resources.get("GPU") for node in nodes)
         if self._config.gpus_per_worker is None and has_gpus and self._device != "cpu":
             need["GPU"] = 1.0
         return need
@@ -69,33 +70,30 @@ class Cluster:
     def __enter__(self) -> Cluster:
         import ray
 
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         address = self._config.address or os.environ.get(_ADDRESS)
         self._is_users = ray.is_initialized()  # in a notebook
         if self._is_users:
             return self
-        with signals_kept():  # Ray takes SIGTERM for itself; the supervisor has a better use for it
-            _silence()
-            try:
-                if address is None:
-                    self._start(quiet)
-                else:
-                    self._connect(address, quiet)
-            except BaseException:
-                ray.shutdown()
-                raise
+        _silence()
+        try:
+            if address is None:
+                self._start()
+            else:
+                self._connect(address)
+        except BaseException:
+            ray.shutdown()
+            raise
         return self
 
-    def _start(self, quiet: dict[str, Any]) -> None:
-        import ray
-
+    def _start(self) -> None:
         need = self._config.resources_per_worker
         # More workers than cores is slow, and allowed, as everywhere else; more GPUs than there are is not.
         cores = max(os.cpu_count() or 1, int(self._config.max_workers * need.get("CPU", 0) + 0.999))
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+        self._check_room([_this_machine(cores)])  # Ray takes longer to start than a refusal should
+        connect(NEW, num_cpus=cores)
         self._is_own = True
 
-    def _connect(self, address: str, quiet: dict[str, Any]) -> None:
+    def _connect(self, address: str) -> None:
         import ray
 
         if address.startswith("ray://"):
@@ -103,18 +101,17 @@ class Cluster:
                 f"--address {address} is Ray's client, which cannot place workers for another machine's script; start "
                 "this command on a node of the cluster (ray job submit does), with --address auto"
             )
-        _check_reachable(address)
         try:
-            ray.init(address=address, **quiet)
+            connect(address)
             if len(self.nodes) > 1 and not is_shipped_already():
                 with runtime_environment(self._config.ship, self._storage) as environment:
                     ray.shutdown()  # what is shipped is said when connecting
-                    ray.init(address=address, runtime_env=environment, **quiet)
+                    connect(address, runtime_env=environment)
                 self._ships = True
         except ConnectionError as error:
             raise ConfigError(
-                f"there is no Ray cluster at {address} ({str(error).splitlines()[0]}); start one with ray start "
-                "--head, or leave --address out, and one is started for this run"
+                f"no Ray cluster can be used at {address} ({str(error).splitlines()[0]}); look up the address that "
+                "ray start --head printed, or leave --address out, and one is started for this run"
             ) from None
 
     def __exit__(self, *_: object) -> None:
@@ -182,9 +179,13 @@ class Cluster:
 
     def check_room(self) -> None:
         """Raises if the cluster can never hold as many workers as were asked for."""
-        config, nodes, need = self._config, self.nodes, self.need
+        if not _can_grow():
+            self._check_room(self.nodes)
+
+    def _check_room(self, nodes: list[Node]) -> None:
+        config, need = self._config, self._need_on(nodes)
         room = sum(node.room_for(need) for node in nodes)
-        if room >= config.min_workers or _can_grow():
+        if room >= config.min_workers:
             return
         each = " + ".join(f"{amount:g} {name}" for name, amount in need.items())
         given = ("cpus_per_worker", "gpus_per_worker", "resources")
@@ -213,18 +214,13 @@ def _can_grow() -> bool:
     return bool(limits)
 
 
-def _check_reachable(address: str) -> None:
-    """Ray itself tries for half a minute before it says that nobody answers."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return  # auto, local
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as error:
-        raise ConfigError(
-            f"there is no Ray cluster at {address} ({error.strerror or error}); look up the address that ray start "
-            "--head printed, or leave --address out, and one is started for this run"
-        ) from None
+def _this_machine(num_cpus: int) -> Node:
+    """The node that a Ray started here would be, by Ray's own count."""
+    from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+
+    spec = ResourceAndLabelSpec(num_cpus=num_cpus)
+    spec.resolve(is_head=True, node_ip_address="this machine")
+    return Node("", "this machine", spec.to_resource_dict())
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from keepstep.predict.predictor import Predictor
 from keepstep.predict.progress import Progress
 from keepstep.predict.request import Task
 from keepstep.predict.source import Piece
+from keepstep.ray_connection import native_output_hidden
 
 if TYPE_CHECKING:
     from keepstep.engines.ray_cluster import Cluster
@@ -115,7 +116,7 @@ def _connected(launch: LaunchConfig, device: str, folder: RunFolder) -> Iterator
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     storage = None if folder.mirror is not None else folder.path.absolute().parent
     with ExitStack() as stack:
-        with _native_output_hidden():
+        with native_output_hidden():
             from keepstep.engines.ray_cluster import Cluster
 
             cluster = stack.enter_context(Cluster(launch, device, storage))
@@ -124,20 +125,6 @@ def _connected(launch: LaunchConfig, device: str, folder: RunFolder) -> Iterator
             with suppress(OSError):  # a run that is only for reading: nodes that lack it will say so
                 cluster.check_nodes(folder)
         yield cluster
-
-
-@contextmanager
-def _native_output_hidden() -> Iterator[None]:
-    sys.stderr.flush()
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(nowhere)
-        os.close(kept)
 
 
 class _Keeper:

@@ -50,6 +50,14 @@ def test_what_can_never_be_had_is_refused_with_what_there_is(monkeypatch: pytest
     assert "10.0.0.1 (3 CPU); 10.0.0.2 (3 CPU, 1 GPU, A100)" in text
 
 
+def test_what_this_machine_never_has_is_refused_before_a_ray_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_cluster, "connect", lambda *_, **__: pytest.fail("a Ray was started"))
+    asked = LaunchConfig(engine="ray", workers=2, gpus_per_worker=64)
+    with pytest.raises(ConfigError, match=r"2 workers of 1 CPU \+ 64 GPU each .* room for 0: this machine \("):
+        Cluster(asked, "auto", None).__enter__()
+
+
 def test_an_elastic_run_needs_room_for_its_least(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(monkeypatch, [node("a", CPU=2)], workers="2:8").check_room()
     with pytest.raises(ConfigError, match="3 workers of 1 CPU each"):
@@ -83,7 +91,10 @@ def test_a_node_that_will_not_do_is_named_with_what_to_do(change: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("address", "says"),
-    [("ray://head:10001", "is Ray's client"), ("127.0.0.1:1", "there is no Ray cluster at 127.0.0.1:1")],
+    [
+        ("ray://head:10001", "is Ray's client"),
+        ("127.0.0.1:1", "no Ray cluster can be used at 127.0.0.1:1 "),
+    ],
 )
 def test_an_address_that_will_not_do_is_refused_at_once(address: str, says: str) -> None:
     pytest.importorskip("ray")
