@@ -204,6 +204,17 @@ class FolderConfig:
 
 
 @dataclass(frozen=True)
+class ObserveConfig:
+    """What is watched while a run goes on."""
+
+    hang_timeout: float = setting(60.0, "seconds without a sign of life before workers count as hung; 0: never")
+
+    def __post_init__(self) -> None:
+        if self.hang_timeout < 0:
+            raise ConfigError(f"--hang-timeout is {self.hang_timeout:g}; give seconds, or 0 for never")
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings of a run. One JSON value of those set by hand carries it to the workers."""
 
@@ -211,6 +222,7 @@ class Config:
     strategy: StrategyConfig = StrategyConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     folder: FolderConfig = FolderConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Config:
@@ -244,7 +256,13 @@ def _build(part: type[T], settings: dict[str, Any]) -> T:
 def _check_type(name: str, value: Any, default: Any) -> None:
     """Settings come from Python, too: `workers="4"` or `compile="false"` must not be taken for something else."""
     wanted = str if default is None else type(default)
-    also = {"checkpoint_every": (int,), "workers": (str,), "cpus_per_worker": (int,), "gpus_per_worker": (int, float)}
+    also = {
+        "checkpoint_every": (int,),
+        "workers": (str,),
+        "cpus_per_worker": (int,),
+        "hang_timeout": (int,),
+        "gpus_per_worker": (int, float),
+    }
     if type(value) in also.get(name, ()):
         return
     if not (value is None and default is None) and type(value) is not wanted:

@@ -19,6 +19,7 @@ from keepstep.device import choose_device, set_arithmetic
 from keepstep.errors import ConfigError
 from keepstep.folder import RunFolder
 from keepstep.job import Job, script_name, stamped
+from keepstep.observe.arrivals import remember_arrivals
 from keepstep.seeding import seed_everything
 from keepstep.strategies import Setup, Strategy, make_strategy
 
@@ -105,6 +106,7 @@ def _join(device: torch.device, world_size: int, needed_alone: bool) -> bool:
     """Joins the process group; True if it was made here."""
     if dist.is_initialized() or (world_size == 1 and not needed_alone):
         return False
+    remember_arrivals()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if world_size == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

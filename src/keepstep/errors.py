@@ -55,6 +55,15 @@ class RunFailed(KeepstepError):
     title = "run failed"
 
 
+class NotFinite(RuntimeError):
+    """The loss is no number any more, nor are the weights. Another attempt finds out where that began."""
+
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(message)
+        self.step = step
+        """The step in which it was."""
+
+
 EXIT_FAILED = 1
 """The script or a worker failed."""
 EXIT_USAGE = 2

@@ -17,6 +17,9 @@ _CONSEQUENCE = re.compile(
 LOST_NODE = "lost with its node"
 """A cause: machines come and go, and it is nobody's failure."""
 LOST_HOST = "lost with its Ray worker"
+NOT_FINITE = "NotFinite"
+"""A cause: the loss is no number any more. Tried once more, to find out which tensor was the first."""
+HANG = "hang"
 
 _CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
 """Signals that a program brings on itself: they come again. Others come from outside."""
@@ -58,6 +61,14 @@ class WorkerFailure:
         return f"rank {self.rank} at step {self.step}{where}: {self.cause}{text}"
 
 
+_MISMATCH = re.compile(r"collective mismatch|preamble\.length|Detected mismatch between collectives", re.IGNORECASE)
+"""What gloo and torch say when workers meet in different calls, where they do not just wait for each other."""
+
+
+def made_different_calls(failures: list[WorkerFailure]) -> bool:
+    return any(_MISMATCH.search(f"{failure.message}\n{failure.log_tail}") for failure in failures)
+
+
 @dataclass(frozen=True)
 class Decision:
     """Whether to try again, and why."""
@@ -76,6 +87,10 @@ def decide(history: list[list[WorkerFailure]], max_failures: int) -> Decision:
     cause = history[-1][0]
     if cause.user_error:
         return Decision(False, "this needs a change, not another try")
+    if cause.cause == NOT_FINITE:
+        is_explained = any(failures[0].cause == NOT_FINITE for failures in history[:-1])
+        reason = "it would come again" if is_explained else "making that step again, to see where it begins"
+        return Decision(not is_explained, reason)
     if len(history) == 1 and cause.is_exception and not cause.is_consequence and cause.phase == "start":
         return Decision(False, "the script failed before its first step: it would fail again")
     repeats = len(history) > 1 and history[-2][0].signature == cause.signature
@@ -83,7 +98,7 @@ def decide(history: list[list[WorkerFailure]], max_failures: int) -> Decision:
         return Decision(False, f"the same error at the same step ({cause.step}) twice: not retrying")
     if cause.cause == LOST_NODE:
         return Decision(True, "a node is gone")
-    counted = sum(failures[0].cause != LOST_NODE for failures in history)
+    counted = sum(failures[0].cause not in (LOST_NODE, NOT_FINITE) for failures in history)
     if counted > max_failures:
         return Decision(False, f"failure {counted}, and --max-failures is {max_failures}")
     return Decision(True, f"failure {counted} of {max_failures} forgiven")
@@ -103,6 +118,8 @@ def describe(failures: list[WorkerFailure]) -> str:
     """The report of one attempt: every failed rank, the first cause first, with traceback and log."""
     cause = failures[0]
     if cause.user_error:
+        return cause.message
+    if cause.cause == NOT_FINITE:
         return cause.message
     lines = [cause.headline]
     if cause.traceback:

@@ -48,6 +48,7 @@ class RunFolder:
         self.artifacts = self.path / "artifacts"
         self._config = self.path / "config.json"
         self._result = self.path / "result.json"
+        self._ledger = self.path / "ledger.json"
         self._mark = self.path / ".holder"
         self._lock: IO[str] | None = None
         self._holder: Holder | None = None
@@ -230,6 +231,21 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> None:
         with _as_one_line(self._result):
             write_durably(self._result, to_json(result, indent=1, default=str))
+
+    def write_ledger(self, ledger: dict[str, Any]) -> None:
+        """Where the time of the launch under way has gone so far."""
+        with _as_one_line(self._ledger):
+            # Not onto the disk: it is written often, and a machine that fails takes more than this with it.
+            half = self._ledger.with_name(".ledger.json-half")
+            half.write_text(to_json(ledger))
+            half.replace(self._ledger)
+
+    def read_ledger(self) -> dict[str, Any]:
+        """Empty while no launch is under way, or was killed."""
+        return _typed(_read_json(self._ledger), _RESULT, self._ledger)
+
+    def remove_ledger(self) -> None:
+        self._ledger.unlink(missing_ok=True)
 
     def read_result(self) -> dict[str, Any]:
         """The result, or an empty dict while there is none."""

@@ -41,6 +41,8 @@ class Job:
     replay_until: int = 0
     """The furthest step that an earlier attempt made."""
     launched: float = 0.0
+    inspected_step: int = 0
+    """The step in which an earlier attempt's loss became no number: everything is looked at there."""
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,14 +15,18 @@ from keepstep.data.loader import Loader
 from keepstep.data.ray_data import RayData
 from keepstep.data.ray_source import Joined
 from keepstep.errors import ConfigError
+from keepstep.observe.heart import Heart
 from keepstep.seeding import mix
 from keepstep.state import TrainingState
 from keepstep.strategies.forward import hold_of
 from keepstep.strategies.optimizer import PreparedOptimizer
 
+Evaluating = Callable[[], AbstractContextManager[None]]
+"""What stands around a pass over a loader that is not a training pass."""
+
 
 def prepare(
-    objects: tuple[Any, ...], context: Context, state: TrainingState, before_evaluation: Callable[[], None]
+    objects: tuple[Any, ...], context: Context, state: TrainingState, heart: Heart, evaluating: Evaluating
 ) -> tuple[Any, ...]:
     """The objects, ready, in the order given; each is entered into `state`."""
     fresh: dict[str, nn.Module] = {}
@@ -39,7 +44,7 @@ def prepare(
     for optimizer in optimizers:
         optimizer.reconnect(state.models)
     context.strategy.join({name: state.models[name] for name in fresh}, optimizers)
-    return tuple(_prepared(thing, context, state, before_evaluation) for thing in objects)
+    return tuple(_prepared(thing, context, state, heart, evaluating) for thing in objects)
 
 
 def _add_optimizer(optimizer: torch.optim.Optimizer, state: TrainingState) -> PreparedOptimizer:
@@ -48,7 +53,7 @@ def _add_optimizer(optimizer: torch.optim.Optimizer, state: TrainingState) -> Pr
     return prepared
 
 
-def _prepared(thing: Any, context: Context, state: TrainingState, before_evaluation: Callable[[], None]) -> Any:
+def _prepared(thing: Any, context: Context, state: TrainingState, heart: Heart, evaluating: Evaluating) -> Any:
     if isinstance(thing, (nn.Module, torch.optim.Optimizer, Loader)):
         return thing
     if isinstance(thing, (DataLoader, RayData)):
@@ -59,7 +64,8 @@ def _prepared(thing: Any, context: Context, state: TrainingState, before_evaluat
             context.rank,
             context.world_size,
             context.device,
-            before_pass=before_evaluation,
+            heart=heart,
+            evaluating=evaluating,
             even_calls=context.strategy.collective_forward,
             uneven_shares=context.config.launch.is_elastic,
         )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -32,10 +32,13 @@ from keepstep.checkpointer import Checkpointer, Place
 from keepstep.context import Context
 from keepstep.data.loader import Batch, Loader
 from keepstep.data.nested import size_of, take
+from keepstep.divergence import Inspector, check_numbers
 from keepstep.errors import LoopError, Stopped
-from keepstep.observe.heart import CHECKPOINT, DATA, OTHER, REPLAY, STEP, Heart
+from keepstep.observe.heart import CHECKPOINT, DATA, IDLE, REPLAY, STEP, VALIDATION, Heart
 from keepstep.observe.journal import Journal
 from keepstep.observe.metrics import Metrics, Record
+from keepstep.observe.stacks import StackWriter
+from keepstep.observe.vitals import Examination
 from keepstep.preparation import prepare
 from keepstep.seeding import capture_rng, mix, restore_rng, seed_everything
 from keepstep.signals import StopRequest
@@ -60,6 +63,8 @@ class Run:
         """The step in whose body the loop was left, if it was."""
         self._place = Place()
         self._heart = Heart(context.heart_path, context.job.launched if context.job else None)
+        self._stacks = StackWriter(context.heart_path, not context.has_terminal) if context.heart_path else None
+        self._vitals = Examination(self._heart, context.rank, context.device, context.save_group)
         self._journal = Journal(context)  # leaves, if the run has finished
         self._stop = StopRequest(self._heart, supervised=not context.has_terminal)
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
@@ -94,7 +99,7 @@ class Run:
         """Models, optimizers, schedulers and DataLoaders, made ready for all workers, in the order given."""
         if self._restored:
             raise LoopError("run.prepare(...) came after the loop had begun; prepare everything before run.epochs")
-        prepared = prepare(objects, self._context, self._state, self._before_evaluation)
+        prepared = prepare(objects, self._context, self._state, self._heart, self._evaluating)
         self._stop.rearm()
         # From here on each worker draws its own numbers (dropout); the weights were built from the same ones.
         seed_everything(mix(self._context.config.folder.seed, 0x0D0D, self.rank))
@@ -130,7 +135,7 @@ class Run:
         finally:
             self._stepping = False
             self._set_batch(None)
-            self._heart.enter(OTHER)
+            self._heart.enter(IDLE)
 
     def log(self, **metrics: Any) -> None:
         """Records metrics of this step, or of this epoch: means over the samples of all workers."""
@@ -289,10 +294,13 @@ class Run:
         step_s = (now - self._sync_at) / max(1, self.step - self._sync_step)
         interval = min(max(1, round(_SYNC_INTERVAL_S / max(step_s, 1e-6))), 2 * max(1, self.step))
         due = self._checkpointer.due_by_time
-        lines, flags = self._metrics.reduce([float(self._stop.requested), float(due), float(interval)])
+        mine = [float(self._stop.requested), float(due), float(interval), *self._vitals.to_compare()]
+        lines, flags = self._metrics.reduce(mine)
+        self._vitals.note([row[3:] for row in flags])
         self._journal.write(lines, self.step, self.epoch)
         self._next_sync = self.step + int(flags[0][2])
         self._sync_at, self._sync_step = time.perf_counter(), self.step
+        check_numbers(lines, self._state, self._context.collective)  # before anything is saved
         return any(flag[0] for flag in flags), bool(flags[0][1])
 
     # -- saving and restoring -----------------------------------------------------------------------------------------
@@ -300,7 +308,7 @@ class Run:
     def _save(self, wait: bool) -> None:
         self._heart.enter(CHECKPOINT)
         self._checkpointer.save(self._place, dict(self._metrics.latest), self._epoch_rng, wait)
-        self._heart.enter(OTHER)
+        self._heart.enter(IDLE)
 
     def _restore_once(self) -> None:
         if self._restored:
@@ -309,6 +317,9 @@ class Run:
         loaded = self._checkpointer.restore()
         if loaded is not None:
             self._take_up(loaded)
+        job = self._context.job
+        if job is not None and job.inspected_step:
+            Inspector(self._state, job.inspected_step, lambda: self.step)
 
     def _take_up(self, loaded: Loaded) -> None:
         saved = loaded.state["run"]
@@ -357,6 +368,9 @@ class Run:
     def close(self) -> None:
         """Lets go of everything; nothing is saved."""
         self._close_loaders()
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
         self._stop.restore()
         self._journal.close()
         self._context.leave()
@@ -376,10 +390,18 @@ class Run:
 
     # -- small parts --------------------------------------------------------------------------------------------------
 
-    def _before_evaluation(self) -> None:
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Around a pass over a loader that is not a training pass."""
         self._restore_once()
         for model in self._state.models.values():
             model.sync_buffers()
+        before = self._heart.phase if self._stepping else IDLE
+        self._heart.enter(VALIDATION)
+        try:
+            yield
+        finally:
+            self._heart.enter(before)
 
     def _is_active(self, loader: Loader) -> bool:
         return self._state.name_of(loader) == self._place.active_loader

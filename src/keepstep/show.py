@@ -85,7 +85,7 @@ def print_run(storage: str | Path, name: str) -> int:
         for event in events:
             for line in _event_lines(event):
                 console.print(printable(line))
-        ledger = total_ledger(events, result)
+        ledger = total_ledger(events, result, folder.read_ledger())
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise RunFolderError(f"{folder.events} has an event that keepstep did not write: {shown(error)}") from None
     if ledger.total_s:
@@ -95,10 +95,11 @@ def print_run(storage: str | Path, name: str) -> int:
     return 0
 
 
-def total_ledger(events: list[dict[str, Any]], result: dict[str, Any]) -> Ledger:
-    """All launches of a run together."""
+def total_ledger(events: list[dict[str, Any]], result: dict[str, Any], live: dict[str, Any] | None = None) -> Ledger:
+    """All launches of a run together, with the one under way."""
     ledger = Ledger()
     ended = [event["seconds"] for event in events if event["event"] == "ended"] or [result.get("seconds", {})]
+    ended.append((live or {}).get("seconds", {}))
     for seconds in ended:
         for entry in LINES:
             ledger.seconds[entry] += seconds.get(entry, 0.0)
@@ -119,6 +120,10 @@ def _event_lines(event: dict[str, Any]) -> Iterator[str]:
         yield f"{at}  passed over: {event['problem']}"
     elif event["event"] == "no_checkpoint_left":
         yield f"{at}  no good checkpoint was left: started from step 0 (metrics until then: {event['metrics_kept']})"
+    elif event["event"] == "verdict":
+        yield f"{at}  {event['text']}; {event['advice']}"
+        for rank, frames in event.get("stacks", {}).items():
+            yield f"          rank {rank}: {' < '.join(map(str, frames[:6]))}"
     elif event["event"] in ("stopped", "finished"):
         yield f"{at}  {event['event']} at step {event['step']}"
 

@@ -18,13 +18,25 @@ from keepstep.config import Config
 from keepstep.device import choose_device
 from keepstep.engines import Launch, Outcome, make_engine
 from keepstep.errors import ConfigError, RunFolderError, StorageError
-from keepstep.failure import WorkerFailure, decide, describe, first_cause_first
+from keepstep.failure import (
+    HANG,
+    NOT_FINITE,
+    WorkerFailure,
+    decide,
+    describe,
+    first_cause_first,
+    made_different_calls,
+)
 from keepstep.folder import RunFolder
 from keepstep.job import JOB, Job, Target, script_name, stamped
+from keepstep.observe.accounts import Accounts
 from keepstep.observe.console import Display
+from keepstep.observe.hang import Request, different_calls
+from keepstep.observe.health import Verdict
 from keepstep.observe.heart import Pulse
 from keepstep.observe.journal import nothing_left
-from keepstep.observe.ledger import Ledger
+from keepstep.observe.monitor import Monitor
+from keepstep.observe.stacks import stack_of, where
 from keepstep.observe.tail import Tail
 from keepstep.signals import StopSignals
 from keepstep.strategies.checks import check_flags
@@ -106,9 +118,8 @@ class Supervisor:
         self._config, self._target, self._folder = config, target, folder
         self._in_process = config.launch.resolved_engine == "inprocess"
         self._display = Display()
-        self._ledger = Ledger()
         self._history: list[list[WorkerFailure]] = []
-        self._attempt_began = time.time()
+        self._accounts = Accounts(folder, writes=config.launch.node_rank == 0)
         self._events_before = len(folder.read_events())
         self._hearts = Path(tempfile.mkdtemp(prefix="keepstep-hearts-"))
         # Workers may start in another folder, and the script may have a --storage of its own: this is the run's.
@@ -116,6 +127,7 @@ class Supervisor:
         self._job = Job(placed, folder.name, str(self._hearts), self._in_process)
         self._stopping = False
         self._tail = Tail(folder, mute_after=FAILURE_MARK)
+        self._monitor = self._new_monitor()
 
     @property
     def _leads(self) -> bool:
@@ -164,8 +176,8 @@ class Supervisor:
     def _before_attempt(self) -> None:
         for pulse in self._pulses().values():
             pulse.reset()
-        if not self._history:
-            self._attempt_began = time.time()
+        self._accounts.begin_attempt()
+        self._monitor = self._new_monitor()
         self._tail.unmute()
         self._job = replace(self._job, launched=time.time())
         os.environ[JOB] = self._job.to_json()
@@ -175,20 +187,25 @@ class Supervisor:
     def _on_failure(self, failures: list[WorkerFailure]) -> bool:
         pulses = self._pulses()
         located = [self._located(failure, pulses.get(failure.rank)) for failure in failures]
-        ordered = first_cause_first(located)
-        self._close_attempt(after_failure=bool(self._history))
+        hang = self._monitor.hang
+        ordered = first_cause_first(located) if hang is None else [_hung(hang, located)]
+        if made_different_calls(ordered):
+            self._give_verdict(different_calls(ordered), {})
+        self._close_attempt()
         self._history.append(ordered)
         decision = decide(self._history, self._config.launch.max_failures)
         retry = decision.retry and not self._stopping
         reached = max([self._job.replay_until, *(pulse.step for pulse in pulses.values())])
-        self._job = replace(self._job, replay_until=reached)
+        inspected = ordered[0].step + 1 if ordered[0].cause == NOT_FINITE else 0
+        self._job = replace(self._job, replay_until=reached, inspected_step=inspected)
         if self._leads:
             failed = [{"rank": f.rank, "cause": f.cause, "message": f.message, "step": f.step, "phase": f.phase,
                        "traceback": f.traceback, "log_tail": f.log_tail} for f in ordered]  # fmt: skip
             with suppress(RunFolderError):  # a disk that is full is the failure itself, and is said below
                 self._folder.event("failed", failures=failed, retry=retry, reason=decision.reason)
         self._watch()
-        self._display.say(f"keepstep: {describe(ordered)}", style="red")
+        if hang is None:  # which has been said
+            self._display.say(f"keepstep: {describe(ordered)}", style="red")
         if ordered[0].user_error:
             return False  # the message says what to do
         self._display.say(f"keepstep: {decision.reason}; {self._what_now(retry)}", style="yellow")
@@ -205,18 +222,29 @@ class Supervisor:
         if pulse is None:
             return failure if failure.phase else replace(failure, phase="start")
         step = failure.step if failure.is_exception else pulse.step
-        return replace(failure, step=step, phase=pulse.phase)
+        stack = stack_of(pulse) if not failure.traceback else []
+        message = f"at {where(stack)}" if stack and not failure.message else failure.message
+        return replace(failure, step=step, phase=pulse.phase, message=message)
 
     def _pulses(self) -> dict[int, Pulse]:
         return {int(path.name.removeprefix("rank_")): Pulse(path) for path in self._hearts.glob("rank_*")}
 
-    def _close_attempt(self, after_failure: bool) -> None:
-        """Books the attempt's time, as its lowest rank on this machine measured it."""
-        now = time.time()
+    def _close_attempt(self) -> None:
+        self._accounts.close_attempt(self._phases())
+
+    def _phases(self) -> dict[str, float]:
+        """Where the attempt's time has gone, as its lowest rank on this machine measured it."""
         pulses = self._pulses()
-        phases = pulses[min(pulses)].totals() if pulses else {}
-        self._ledger.add_attempt(phases, now - self._attempt_began, after_failure)
-        self._attempt_began = now
+        return pulses[min(pulses)].totals() if pulses else {}
+
+    def _new_monitor(self) -> Monitor:
+        return Monitor(self._hearts, self._config.observe.hang_timeout, self._give_verdict)
+
+    def _give_verdict(self, verdict: Verdict, stacks: dict[int, list[str]]) -> None:
+        fields = {"what": verdict.kind, "rank": verdict.rank, "text": verdict.text, "advice": verdict.advice}
+        with suppress(RunFolderError):
+            self._folder.event("verdict", **fields, figure=verdict.figure, **({"stacks": stacks} if stacks else {}))
+        self._display.say(f"keepstep: {verdict}", style="yellow")
 
     def _ask_to_stop(self) -> None:
         self._stopping = True
@@ -227,10 +255,12 @@ class Supervisor:
         for pulse in self._pulses().values():
             pulse.ask_to_stop()
 
-    def _watch(self) -> None:
-        """Passes on rank 0's output, and shows how far it is."""
-        if self._in_process:
-            return
+    def _watch(self) -> Request | None:
+        """Passes on rank 0's output, shows how far it is, and looks after the workers' health."""
+        step = max((pulse.step for pulse in self._pulses().values()), default=0)
+        self._accounts.write(self._phases(), step)
+        if self._in_process:  # whose worker shows itself
+            return self._monitor.look(self._tail.read().metrics)
         if self._stopping:  # workers that were not up yet when it was asked
             self._pass_on_stop()
         news = self._tail.read()
@@ -242,6 +272,7 @@ class Supervisor:
             newest = news.metrics[-1]
             merged = {name: value for line in news.metrics for name, value in line.items()}
             self._display.update(newest["step"], newest["epoch"], merged)
+        return self._monitor.look(news.metrics)
 
     def _show_event(self, event: dict[str, Any]) -> None:
         kind, name = event["event"], self._folder.name
@@ -270,7 +301,8 @@ class Supervisor:
 
     def _conclude(self, outcome: Outcome) -> Result:
         if outcome is not Outcome.FAILED:
-            self._close_attempt(after_failure=bool(self._history))
+            self._close_attempt()
+        ledger = self._accounts.ledger
         last: dict[str, Any] = {}
         for event in self._new_events():
             if event["event"] in ("finished", "stopped", "checkpoint", "resumed"):
@@ -284,17 +316,24 @@ class Supervisor:
                 "epoch": last.get("epoch"),
                 "metrics": metrics,
                 "attempts": len(self._history) + (outcome is not Outcome.FAILED),
-                "seconds": self._ledger.seconds,
+                "seconds": ledger.seconds,
             }
             # What made the run fail has been said, and may be why this cannot be written.
             with suppress(RunFolderError) if outcome is Outcome.FAILED else nullcontext():
-                self._folder.event("ended", outcome=outcome.value, step=step, seconds=self._ledger.seconds)
+                self._folder.event("ended", outcome=outcome.value, step=step, seconds=ledger.seconds)
                 self._folder.write_result(result)
+                self._accounts.close()
             if outcome is Outcome.FAILED:
                 self._folder.push_after_failure()
             else:
                 self._folder.push()
         if outcome is Outcome.FINISHED:
-            self._display.finish(step, metrics)
+            self._display.finish(step, metrics, ledger)
         failures = self._history[-1] if outcome is Outcome.FAILED else []
         return Result(outcome, self._folder.name, self._folder.path, step, metrics, failures)
+
+
+def _hung(hang: Verdict, killed: list[WorkerFailure]) -> WorkerFailure:
+    """The workers were killed because one hung: that is the cause, not the signal."""
+    first = next((failure for failure in killed if failure.rank == hang.rank), killed[0])
+    return replace(first, cause=HANG, message=hang.text, traceback="", log_tail="")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep import current
-from keepstep.errors import ConfigError, KeepstepError, Stopped
+from keepstep.errors import ConfigError, KeepstepError, NotFinite, Stopped
 from keepstep.job import ERROR_FILE, LOGS, SUPERVISOR, TARGET, Target
 from keepstep.run import Run
 
@@ -99,7 +99,7 @@ def _fail(error: BaseException) -> None:
         "cause": type(error).__name__ if not isinstance(error, SystemExit) else f"exit code {error.code}",
         "message": str(error),
         "traceback": text,
-        "step": failed_step(run),
+        "step": failed_step(run, error),
         "time": time.time(),
         "user_error": isinstance(error, KeepstepError),
     }
@@ -116,10 +116,12 @@ def _fail(error: BaseException) -> None:
     os._exit(1)
 
 
-def failed_step(run: Run | None) -> int:
+def failed_step(run: Run | None, error: BaseException) -> int:
     """The step at which a failed run was."""
     if run is None:
         return 0
+    if isinstance(error, NotFinite):  # which was seen later
+        return error.step - 1
     return run.step if run.left_at is None else run.left_at
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from typing import Any, NamedTuple, Protocol
 
@@ -10,13 +11,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from keepstep.data.fetcher import Fetcher, Request, pass_key
-from keepstep.data.nested import differing, move, size_of, sizes_in, take
+from keepstep.data.nested import differing, sizes_in, take
 from keepstep.data.order import Order, Share, Stateful, order_of
 from keepstep.data.plan import split
+from keepstep.data.transfer import Transfer
 from keepstep.errors import DataError
+from keepstep.observe.heart import VALIDATION, Heart
 from keepstep.seeding import preserved_cpu_rng
-
-__all__ = ["Batch", "Loader", "move", "size_of", "take"]
 
 
 class Batch(NamedTuple):
@@ -72,22 +73,25 @@ class Loader:
         rank: int,
         world_size: int,
         device: torch.device,
-        before_pass: Callable[[], None] = lambda: None,
+        heart: Heart | None = None,
+        evaluating: Callable[[], AbstractContextManager[None]] = nullcontext,
         even_calls: bool = False,
         uneven_shares: bool = False,
     ) -> None:
-        """`before_pass` runs as an evaluation pass begins; `even_calls` makes every worker see as many batches;
+        """`evaluating` stands around an evaluation pass; `even_calls` makes every worker see as many batches;
         `uneven_shares`: a training batch need not divide evenly between the workers, whose number may change."""
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
-        self._world_size, self._before_pass, self._uneven_shares = world_size, before_pass, uneven_shares
+        self._world_size, self._uneven_shares = world_size, uneven_shares
+        self._heart, self._evaluating = heart or Heart(None), evaluating
+        transfer = Transfer(device, self._heart)
         self._source: Source
         if not isinstance(loader, DataLoader):
             self._source = loader.source(seed, rank, world_size, device, even_calls)
         elif isinstance(loader.dataset, IterableDataset):
-            self._source = StreamSource(loader, rank, world_size, device, even_calls)
+            self._source = StreamSource(loader, rank, world_size, transfer, even_calls)
         else:
-            self._source = MapSource(loader, seed, rank, world_size, device, even_calls)
+            self._source = MapSource(loader, seed, rank, world_size, transfer, even_calls)
         self.passes = 0
         """Training passes begun so far."""
         self.calls = 0
@@ -106,9 +110,10 @@ class Loader:
         return self._source.num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        self._before_pass()
-        for batch in self._source.batches(pass_number=0, start=0, training=False):
-            yield batch.data
+        with self._evaluating():
+            for batch in self._source.batches(pass_number=0, start=0, training=False):
+                self._heart.enter(VALIDATION)  # a sign of life, too
+                yield batch.data
 
     def training_pass(self) -> Iterator[Batch]:
         """The next training pass of this epoch, or, after a resume, what is left of the one that was under way."""
@@ -173,11 +178,11 @@ class MapSource:
     """Batches of a map-style data set, fetched by a torch DataLoader with all of the user's options."""
 
     def __init__(
-        self, loader: DataLoader[Any], seed: int, rank: int, world_size: int, device: torch.device, even_calls: bool
+        self, loader: DataLoader[Any], seed: int, rank: int, world_size: int, transfer: Transfer, even_calls: bool
     ) -> None:
         self._order = order_of(loader, seed)
         self.num_batches = self._order.num_batches
-        self._seed, self._rank, self._world_size, self._device = seed, rank, world_size, device
+        self._seed, self._rank, self._world_size, self._transfer = seed, rank, world_size, transfer
         self._even_calls = even_calls
         self._requests = _Requests()
         self._loader = _rebuilt(loader, self._requests)
@@ -198,7 +203,7 @@ class MapSource:
             num_samples = len(share.indices)
             if not num_samples and not training:
                 data = take(data, 0, 0)
-            batch = Batch(move(data, self._device), num_samples, share.num_global, self._world_size)
+            batch = Batch(self._transfer(data), num_samples, share.num_global, self._world_size)
             del data  # memory that is held while the step goes on cannot be the next batch's, which is slower in fresh
             yield batch
         if training:
@@ -259,9 +264,9 @@ class StreamSource:
     """Batches of a stateful iterable data set: every worker reads the stream and keeps its part of each batch."""
 
     def __init__(
-        self, loader: DataLoader[Any], rank: int, world_size: int, device: torch.device, even_calls: bool
+        self, loader: DataLoader[Any], rank: int, world_size: int, transfer: Transfer, even_calls: bool
     ) -> None:
-        self._rank, self._world_size, self._device, self._even_calls = rank, world_size, device, even_calls
+        self._rank, self._world_size, self._transfer, self._even_calls = rank, world_size, transfer, even_calls
         self._loader = copy(loader)  # which leaves the user's own as it is
         if loader.batch_size is not None:
             self._loader.collate_fn = _CollatePart(loader.collate_fn, rank, world_size)
@@ -295,7 +300,7 @@ class StreamSource:
                 if not self._even_calls:
                     continue
                 part = take(part, 0, 0)
-            yield Batch(move(part, self._device), num_samples, num_global, self._world_size)
+            yield Batch(self._transfer(part), num_samples, num_global, self._world_size)
         if training:
             self.ended, self._under_way = True, False
 

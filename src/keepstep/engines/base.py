@@ -12,6 +12,7 @@ from keepstep.config import LaunchConfig
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
 from keepstep.job import Target
+from keepstep.observe.hang import Request
 
 
 class Outcome(Enum):
@@ -35,8 +36,8 @@ class Launch:
     """Called before workers are started, each time."""
     on_failure: Callable[[list[WorkerFailure]], bool]
     """Called with an attempt's failures; True: try again."""
-    watch: Callable[[], None]
-    """Called a few times a second while workers run elsewhere."""
+    watch: Callable[[], Request | None]
+    """Called a few times a second while workers run; what it asks for is to be done to all of them."""
     say: Callable[[str], None]
     """Tells the user something, beside the progress."""
     asked_to_stop: Callable[[], bool]

@@ -16,6 +16,7 @@ from keepstep.engines.reports import without_torn_down
 from keepstep.errors import ConfigError
 from keepstep.failure import LOST_HOST, LOST_NODE, WorkerFailure
 from keepstep.job import JOB, TARGET
+from keepstep.observe.hang import Request
 from keepstep.observe.heart import Pulse
 
 if TYPE_CHECKING:
@@ -141,7 +142,13 @@ class _Driver:
             if time.monotonic() > self._next_check:
                 self._next_check = time.monotonic() + _CHECK_S
                 self._look_at_cluster(view)
-            self._launch.watch()
+            self._pass_on(self._launch.watch())
+
+    def _pass_on(self, request: Request | None) -> None:
+        if request is Request.LOOK:
+            self._tell("look_at_stacks")
+        elif request is Request.ABORT:
+            self._tell("abort")
 
     def _follow(self, view: View) -> None:
         """Brings here what the workers left on their machines, passes on a request to stop, and judges an end."""

@@ -88,6 +88,8 @@ class Coordinator:
         self._pulses: dict[int, bytes] = {}
         self._pieces: list[Piece] = []
         self._kill = self._stop = self._over = False
+        self._looks = 0
+        """How often the workers' stacks were asked for in this attempt."""
         self._pause = False
         """Whether the hosts that are there make room for others."""
         self._was_paused = False
@@ -115,14 +117,20 @@ class Coordinator:
         self._ports.pop(host.rank, None)
         return self._order
 
-    async def word(self, attempt: int, heard: str) -> str:
-        """Waits for what a host must do to its worker: `stop`, or `kill`, which comes after it if at all."""
+    async def word(self, attempt: int, heard: str, looks: int) -> str:
+        """Waits for what a host must do to its worker: `look` at its stacks, for the next time after `looks`; `stop`,
+        once; or `kill`, which comes last."""
 
         def is_to_die() -> bool:
             return self._kill or self._over or self._latest != attempt
 
-        await self._until(lambda: is_to_die() or ((self._stop or self._pause) and heard != "stop"))
-        return "kill" if is_to_die() else "stop"
+        def is_to_stop() -> bool:
+            return (self._stop or self._pause) and heard != "stop"
+
+        await self._until(lambda: is_to_die() or is_to_stop() or self._looks > looks)
+        if is_to_die():
+            return "kill"
+        return "stop" if is_to_stop() else "look"
 
     async def beat(self, host: Host, pulse: bytes, pieces: list[Piece]) -> None:
         if self._belongs(host):
@@ -163,9 +171,19 @@ class Coordinator:
             return False
         master, port, where = self._hosts[0], self._ports[0], ranks_by_node(self._hosts)
         self._order = Order(self._latest + 1, self._group, environment, pickled, mark, master, port, where)
-        self._ended, self._pulses, self._kill, self._was_paused = {}, {}, False, False
+        self._ended, self._pulses, self._kill, self._was_paused, self._looks = {}, {}, False, False, 0
         await self._tell()
         return True
+
+    async def look_at_stacks(self) -> None:
+        """Has every worker write where it is."""
+        self._looks += 1
+        await self._tell()
+
+    async def abort(self) -> None:
+        """Ends workers that hang."""
+        self._kill = True
+        await self._tell()
 
     async def stop(self) -> None:
         """Asks the workers to save and leave."""

@@ -29,7 +29,8 @@ from keepstep.engines.reports import failure_of, log_size
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
 from keepstep.job import ERROR_FILE, JOB, LOGS, PICKLED, RAY_ADDRESS, SUPERVISOR, TARGET, Target
-from keepstep.observe.heart import Pulse
+from keepstep.observe.heart import Pulse, heart_record
+from keepstep.observe.stacks import ask_for_stacks
 
 _POLL_S = 0.05
 _BEAT_S = 0.5
@@ -125,17 +126,22 @@ class _Worker:
 
     def watch(self, coordinator: Any, attempt: int) -> WorkerFailure | None:
         """Until the process is gone: how it failed, or None."""
-        heard, beaten = "", 0.0
-        word = coordinator.word.remote(attempt, heard)
+        heard, looks, beaten = "", 0, 0.0
+        word = coordinator.word.remote(attempt, heard, looks)
         while self._process.poll() is None:
             if time.monotonic() - beaten > _BEAT_S:
                 self._beat(coordinator)
                 beaten = time.monotonic()
             come, _ = ray.wait([word], timeout=_POLL_S)
             if come:
-                heard = ray.get(word)
-                self._obey(heard)
-                word = coordinator.word.remote(attempt, heard)
+                said = ray.get(word)
+                if said == "look":
+                    looks += 1
+                    ask_for_stacks(Pulse(self._heart))
+                else:
+                    heard = said
+                    self._obey(heard)
+                word = coordinator.word.remote(attempt, heard, looks)
         ray.get(self._beat(coordinator))
         code = self._process.returncode
         if code == 0:
@@ -153,8 +159,8 @@ class _Worker:
             self._process.kill()
 
     def _beat(self, coordinator: Any) -> Any:
-        pulse = self._heart.read_bytes() if self._heart.exists() else b""
-        return coordinator.beat.remote(self._host, pulse, self._follower.pieces() if self._follower else [])
+        pieces = self._follower.pieces() if self._follower else []
+        return coordinator.beat.remote(self._host, heart_record(self._heart), pieces)
 
     def __enter__(self) -> _Worker:
         return self

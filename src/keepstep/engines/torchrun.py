@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from keepstep.config import LaunchConfig
 from keepstep.engines.base import Launch, Outcome
 from keepstep.engines.reports import failure_of, log_size, without_torn_down
+from keepstep.engines.requests import obey
 from keepstep.errors import ConfigError
 from keepstep.failure import WorkerFailure
 from keepstep.job import LOGS, SUPERVISOR, TARGET
@@ -62,7 +63,7 @@ class Torchrun:
         try:
             while thread.is_alive():
                 thread.join(0.1)
-                launch.watch()
+                obey(launch.watch(), launch.hearts)
         except BaseException:
             # A second Ctrl-C, or an error of our own: the workers must not outlive us.
             agent.kill()

@@ -10,8 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from keepstep.observe.ledger import Ledger
+
 _PLAIN_INTERVAL_S = 10.0
 _FIRST_METRICS = 4
+_WORTH_TELLING_S = 1.0
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
@@ -80,10 +83,12 @@ class Display:
             sys.stdout.write(text)
             sys.stdout.flush()
 
-    def finish(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The last line of a run that came to its end."""
+    def finish(self, step: int, metrics: Mapping[str, Any], ledger: Ledger) -> None:
+        """The last lines of a run that came to its end."""
         self.close()
         self.say(f"keepstep: finished at step {step}  {format_metrics(metrics)}".rstrip(), style="green")
+        if ledger.total_s >= _WORTH_TELLING_S:
+            self.say(f"keepstep: {ledger.summary()}")
 
     def close(self) -> None:
         if self._started:

@@ -139,7 +139,7 @@ class Journal:
                 {"status": "finished", "step": step, "epoch": epoch, "metrics": metrics, "seconds": ledger.seconds}
             )
             if self._display is not None:  # a supervisor would say it
-                self._display.finish(step, metrics)
+                self._display.finish(step, metrics, ledger)
 
     def close(self) -> None:
         if self._display is not None:

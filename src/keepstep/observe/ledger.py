@@ -9,11 +9,13 @@ from keepstep.observe.heart import PHASES
 LINES = {
     "step": "training",
     "data": "waiting for data",
+    "transfer": "copying to the device",
+    "validation": "validation",
     "checkpoint": "blocked by checkpoints",
-    "other": "validation and the rest",
     "start": "starting up",
     "recovery": "recovering from failures",
     "replay": "repeating lost steps",
+    "idle": "outside of the loop",
 }
 """Ledger entries, in the order they are shown, and what they mean."""
 
@@ -41,6 +43,13 @@ class Ledger:
     def goodput(self) -> float:
         """The share of the time that made new steps."""
         return self.seconds["step"] / self.total_s if self.total_s else 0.0
+
+    def summary(self) -> str:
+        """`12.3 s: 71% training, 12% starting up, …`, the largest first."""
+        total = self.total_s or 1.0
+        largest = sorted(self.seconds.items(), key=lambda item: -item[1])
+        shares = [f"{seconds / total:.0%} {LINES[entry]}" for entry, seconds in largest if seconds >= 0.01 * total]
+        return f"{self.total_s:.1f} s: {', '.join(shares)}"
 
     def lines(self) -> list[str]:
         """A line an entry that took time, as `training  12.3 s  71%`."""

@@ -6,6 +6,7 @@ import random
 import time
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,8 +27,10 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from keepstep.data.loader import Batch, Loader, move, size_of, take
+from keepstep.data.loader import Batch, Loader
+from keepstep.data.nested import move, size_of, take
 from keepstep.errors import DataError
+from keepstep.observe.heart import VALIDATION, Heart
 from keepstep.seeding import seed_everything
 from unit.data.samplers import Countdown
 
@@ -161,13 +164,21 @@ def test_evaluation_is_the_same_every_time_and_moves_no_training(make_loader: Ma
     assert loader.state_dict() == before
 
 
-def test_evaluation_begins_with_what_it_was_told_to_call(make_loader: MakeLoader) -> None:
+def test_an_evaluation_pass_stands_within_what_it_was_given_and_shows_that_it_lives(make_loader: MakeLoader) -> None:
     calls: list[str] = []
-    loader = make_loader(DataLoader(Numbers(4), batch_size=2), before_pass=lambda: calls.append("before"))
+    heart = Heart(None)
+
+    @contextmanager
+    def evaluating() -> Iterator[None]:
+        calls.append("before")
+        yield
+        calls.append("after")
+
+    loader = make_loader(DataLoader(Numbers(4), batch_size=2), heart=heart, evaluating=evaluating)
     for _ in loader:
-        assert calls == ["before"]
+        assert calls == ["before"] and heart.phase == VALIDATION
     train(loader)
-    assert calls == ["before"]
+    assert calls == ["before", "after"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

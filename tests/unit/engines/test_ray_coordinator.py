@@ -55,16 +55,16 @@ def test_a_failure_ends_the_others_and_the_next_attempt_has_a_new_port() -> None
     async def scenario() -> None:
         coordinator = Coordinator()
         await started(coordinator, host(0), host(1))
-        assert await is_waiting(coordinator.word(1, ""))
+        assert await is_waiting(coordinator.word(1, "", 0))
         await coordinator.ended(host(1), 1, WorkerFailure(1, "SIGKILL"))
-        assert await coordinator.word(1, "") == "kill"
+        assert await coordinator.word(1, "", 0) == "kill"
         view = await coordinator.look(-1, 0)
         assert view.ended == {1: WorkerFailure(1, "SIGKILL")} and not view.is_complete
         await coordinator.ended(host(0), 1, WorkerFailure(0, "SIGTERM"))
         orders = await started(coordinator, host(0), host(1), after=1)
         assert {order.attempt for order in orders if order} == {2}
         assert (await coordinator.look(-1, 0)).ended == {}
-        assert await is_waiting(coordinator.word(2, "")), "the kill was for the attempt before"
+        assert await is_waiting(coordinator.word(2, "", 0)), "the kill was for the attempt before"
 
     run(scenario())
 
@@ -106,10 +106,12 @@ def test_a_stop_is_passed_on_once_and_a_kill_after_it() -> None:
         coordinator = Coordinator()
         await started(coordinator, host(0), host(1))
         await coordinator.stop()
-        assert await coordinator.word(1, "") == "stop"
-        assert await is_waiting(coordinator.word(1, "stop"))
+        await coordinator.look_at_stacks()
+        assert await coordinator.word(1, "", 0) == "stop", "which comes before a look"
+        assert await coordinator.word(1, "stop", 0) == "look"
+        assert await is_waiting(coordinator.word(1, "stop", 1))
         await coordinator.ended(host(0), 1, WorkerFailure(0, "SIGKILL"))
-        assert await coordinator.word(1, "stop") == "kill"
+        assert await coordinator.word(1, "stop", 1) == "kill"
 
     run(scenario())
 
@@ -120,7 +122,7 @@ def test_a_paused_group_saves_leaves_and_makes_room() -> None:
         await coordinator.pause(SOON_S)  # nobody is there: nothing to wait for
         await started(coordinator, host(0, 1))
         pause = asyncio.create_task(coordinator.pause(SOON_S))
-        assert await coordinator.word(1, "") == "stop"
+        assert await coordinator.word(1, "", 0) == "stop"
         assert not pause.done()
         await coordinator.ended(host(0, 1), 1, None)
         await pause

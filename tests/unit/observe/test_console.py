@@ -10,6 +10,7 @@ from rich.console import Console
 
 from keepstep.observe import console
 from keepstep.observe.console import Display, format_metrics
+from keepstep.observe.ledger import Ledger
 
 
 @pytest.fixture
@@ -56,9 +57,18 @@ def test_the_last_step_has_one_line_and_then_the_end(capsys: pytest.CaptureFixtu
     display.expect(2)
     display.update(2, 0, {"loss": 0.5})
     display.update(2, 1, {"accuracy": 0.9})
-    display.finish(2, {"loss": 0.5, "accuracy": 0.9})
+    display.finish(2, {"loss": 0.5, "accuracy": 0.9}, Ledger())
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["step 2/2  epoch 0  loss 0.5", "keepstep: finished at step 2  loss 0.5  accuracy 0.9"]
+
+
+def test_the_end_says_where_the_time_went(capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger()
+    ledger.add_attempt({"step": 8.0, "data": 1.5}, 10.0, after_failure=False)
+    Display().finish(2, {}, ledger)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "keepstep: 10.0 s: 80% training, 15% waiting for data, 5% starting up"
+    )
 
 
 def test_without_a_known_end_the_step_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:

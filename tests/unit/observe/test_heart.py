@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.observe.heart import CHECKPOINT, DATA, OTHER, PHASES, REPLAY, START, STEP, Heart, Pulse
+from keepstep.observe.heart import (
+    CHECKPOINT,
+    DATA,
+    IDLE,
+    PHASES,
+    REPLAY,
+    START,
+    STEP,
+    TRANSFER,
+    VALIDATION,
+    Heart,
+    Pulse,
+)
 
 
 @pytest.fixture
@@ -21,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_time_is_booked_to_the_phase_it_was_spent_in(clock: list[float]) -> None:
     heart = Heart(None)
-    for phase, seconds in ((DATA, 1.0), (STEP, 2.0), (DATA, 4.0), (CHECKPOINT, 8.0), (OTHER, 16.0), (REPLAY, 32.0)):
+    for phase, seconds in ((DATA, 1.0), (STEP, 2.0), (DATA, 4.0), (CHECKPOINT, 8.0), (IDLE, 16.0), (REPLAY, 32.0)):
         clock[0] += seconds  # in the phase before
         heart.enter(phase)
     clock[0] += 64.0
@@ -30,8 +42,10 @@ def test_time_is_booked_to_the_phase_it_was_spent_in(clock: list[float]) -> None
         "data": 2.0 + 8.0,
         "step": 4.0,
         "checkpoint": 16.0,
-        "other": 32.0,
+        "idle": 32.0,
         "replay": 64.0,
+        "transfer": 0.0,
+        "validation": 0.0,
     }
 
 
@@ -103,14 +117,8 @@ def test_a_worker_that_starts_over_its_own_heart_forgets_the_old_totals(tmp_path
 
 
 def test_phases_are_numbered_by_name() -> None:
-    assert [PHASES[number] for number in (START, DATA, STEP, REPLAY, CHECKPOINT, OTHER)] == [
-        "start",
-        "data",
-        "step",
-        "replay",
-        "checkpoint",
-        "other",
-    ]
+    numbers = (START, DATA, TRANSFER, STEP, REPLAY, CHECKPOINT, VALIDATION, IDLE)
+    assert tuple(PHASES[number] for number in numbers) == PHASES
 
 
 def test_a_beat_costs_next_to_nothing() -> None:
