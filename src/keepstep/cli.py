@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,10 +53,20 @@ def _run(arguments: argparse.Namespace) -> int:
     from keepstep.job import Target
     from keepstep.supervisor import supervise
 
-    result = supervise(_settings(arguments), Target(arguments.target, tuple(arguments.arguments)))
+    target = Target(arguments.target, tuple(arguments.arguments))
+    result = supervise(_settings(arguments), target, began=_process_began())
     if result.failures and result.failures[0].user_error:
         return EXIT_USAGE
     return {Outcome.FINISHED: 0, Outcome.STOPPED: EXIT_STOPPED, Outcome.FAILED: EXIT_FAILED}[result.outcome]
+
+
+def _process_began() -> float:
+    """When the user began to wait: starting Python is part of it, too. psutil knows it to the second only."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except OSError:  # not Linux
+        return time.time()
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -55,8 +55,9 @@ class Result:
     failures: list[WorkerFailure]
 
 
-def supervise(settings: dict[str, Any], target: Target) -> Result:
-    """Runs a target to its end under `settings`, the ones that were given by hand."""
+def supervise(settings: dict[str, Any], target: Target, began: float | None = None) -> Result:
+    """Runs a target to its end under `settings`, the ones that were given by hand. `began`: when the user began to
+    wait, if that was before now."""
     config = Config.from_settings(settings)
     _check(config)
     target.check()
@@ -76,7 +77,7 @@ def supervise(settings: dict[str, Any], target: Target) -> Result:
         if folder.finished:
             folder.push_end()
             return _already_finished(folder)
-        return Supervisor(settings, config, target, folder).run()
+        return Supervisor(settings, config, target, folder, began or time.time()).run()
     finally:
         folder.release()
 
@@ -114,12 +115,14 @@ def _already_finished(folder: RunFolder) -> Result:
 class Supervisor:
     """One run on this machine, through all of its attempts."""
 
-    def __init__(self, settings: dict[str, Any], config: Config, target: Target, folder: RunFolder) -> None:
+    def __init__(
+        self, settings: dict[str, Any], config: Config, target: Target, folder: RunFolder, began: float
+    ) -> None:
         self._config, self._target, self._folder = config, target, folder
         self._in_process = config.launch.resolved_engine == "inprocess"
         self._display = Display()
         self._history: list[list[WorkerFailure]] = []
-        self._accounts = Accounts(folder, writes=config.launch.node_rank == 0)
+        self._accounts = Accounts(folder, began, writes=config.launch.node_rank == 0)
         self._events_before = len(folder.read_events())
         self._hearts = Path(tempfile.mkdtemp(prefix="keepstep-hearts-"))
         # Workers may start in another folder, and the script may have a --storage of its own: this is the run's.
@@ -176,7 +179,6 @@ class Supervisor:
     def _before_attempt(self) -> None:
         for pulse in self._pulses().values():
             pulse.reset()
-        self._accounts.begin_attempt()
         self._monitor = self._new_monitor()
         self._tail.unmute()
         self._job = replace(self._job, launched=time.time())
@@ -191,7 +193,8 @@ class Supervisor:
         ordered = first_cause_first(located) if hang is None else [_hung(hang, located)]
         if made_different_calls(ordered):
             self._give_verdict(different_calls(ordered), {})
-        self._close_attempt()
+        died = min((failure.moment for failure in failures if failure.moment), default=None)
+        self._accounts.close_attempt(self._phases(died))
         self._history.append(ordered)
         decision = decide(self._history, self._config.launch.max_failures)
         retry = decision.retry and not self._stopping
@@ -229,13 +232,11 @@ class Supervisor:
     def _pulses(self) -> dict[int, Pulse]:
         return {int(path.name.removeprefix("rank_")): Pulse(path) for path in self._hearts.glob("rank_*")}
 
-    def _close_attempt(self) -> None:
-        self._accounts.close_attempt(self._phases())
-
-    def _phases(self) -> dict[str, float]:
-        """Where the attempt's time has gone, as its lowest rank on this machine measured it."""
+    def _phases(self, until: float | None = None) -> dict[str, float]:
+        """Where the attempt's time has gone, as its lowest rank on this machine measured it. What comes after a
+        death, `until`, is no worker's time: it is recovery."""
         pulses = self._pulses()
-        return pulses[min(pulses)].totals() if pulses else {}
+        return pulses[min(pulses)].totals(until) if pulses else {}
 
     def _new_monitor(self) -> Monitor:
         return Monitor(self._hearts, self._config.observe.hang_timeout, self._give_verdict)
@@ -301,7 +302,7 @@ class Supervisor:
 
     def _conclude(self, outcome: Outcome) -> Result:
         if outcome is not Outcome.FAILED:
-            self._close_attempt()
+            self._accounts.close_attempt(self._phases())
         ledger = self._accounts.ledger
         last: dict[str, Any] = {}
         for event in self._new_events():

@@ -15,11 +15,12 @@ _WRITE_S = 2.0
 class Accounts:
     """One launch of a run, through all of its attempts."""
 
-    def __init__(self, folder: RunFolder, writes: bool) -> None:
-        """`writes`: whether this machine writes what is written once a run."""
+    def __init__(self, folder: RunFolder, began: float, writes: bool) -> None:
+        """`began`: on the clock of `time.time`; `writes`: whether this machine writes what is written once a run."""
         self._folder, self._writes = folder, writes
         self._closed = Ledger()
-        self._began = time.time()
+        self._began = began
+        """The attempt under way."""
         self._attempts = 0
         self._next = 0.0
         if writes:
@@ -31,10 +32,6 @@ class Accounts:
         if left:
             self._folder.event("ended", outcome="interrupted", step=left["step"], seconds=left["seconds"])
             self._folder.remove_ledger()
-
-    def begin_attempt(self) -> None:
-        if not self._attempts:
-            self._began = time.time()
 
     def close_attempt(self, phases: dict[str, float]) -> None:
         """`phases`: as the attempt's first worker measured them."""

@@ -125,11 +125,11 @@ class Pulse:
         """Where the worker's stacks are written when they are asked for."""
         return stack_file(self._path)
 
-    def totals(self) -> dict[str, float]:
-        """Seconds by phase, the one under way counted until now."""
+    def totals(self, until: float | None = None) -> dict[str, float]:
+        """Seconds by phase, the one under way counted until now, or until then."""
         totals = {name: self._cells[_TOTALS + number] for number, name in enumerate(PHASES)}
         if self._cells[_SINCE]:
-            totals[self.phase] += max(0.0, time.time() - self._cells[_SINCE])
+            totals[self.phase] += max(0.0, (until or time.time()) - self._cells[_SINCE])
         return totals
 
     def read(self) -> Reading:
