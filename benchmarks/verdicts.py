@@ -2,6 +2,7 @@
 
     python benchmarks/verdicts.py                     # 44 faulty runs and 20 sound ones, about 25 minutes on 2 cores
     python benchmarks/verdicts.py --only deadlock     # one kind
+    python benchmarks/verdicts.py --jobs 6            # six runs at a time, where there are cores for them
 
 Every run is drawn from the seed: its fault, strength, step, worker, strategy and engine. A verdict is right if it
 is of the fault's kind and names its worker, where one has it; every other verdict is a false one.
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sound", type=int, default=20, help="sound runs (default: %(default)s)")
     parser.add_argument("--only", choices=("none", *_EXPECTED), help="runs of this kind alone")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     flags = parser.parse_args()
     rng = random.Random(flags.seed)
@@ -119,23 +122,23 @@ def main() -> None:
     cases += [draw("none", rng) for _ in range(flags.sound)]
     rng.shuffle(cases)
     cases = [case for case in cases if flags.only in (None, case.fault)]
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="keepstep-verdicts-") as storage:
-        for number, case in enumerate(cases):
-            began = time.time()
-            found, output = verdicts_of(case, Path(storage), f"run-{number:02}")
-            right = [verdict for verdict in found if is_right(case, verdict)]
-            wrong = [verdict for verdict in found if not is_right(case, verdict)]
-            row = {**asdict(case), "named": bool(right), "right": len(right), "wrong": [v["text"] for v in wrong]}
-            rows.append(row)
-            mark = "ok" if not wrong and (right or case.fault == "none") else "MISSED" if not wrong else "FALSE"
-            said = "; ".join(verdict["text"] for verdict in found)[:150]
-            took = time.time() - began
-            print(f"{number:>3} {case.fault:<12}{case.workers} {case.strategy:<7}{took:5.0f} s  {mark:<7}{said}")
-            if mark != "ok" and not found:
-                print(output[-1500:])
-            sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix="keepstep-verdicts-") as storage, ThreadPoolExecutor(flags.jobs) as threads:
+        rows = list(threads.map(lambda numbered: judged(*numbered, Path(storage)), enumerate(cases)))
     report(rows, flags)
+
+
+def judged(number: int, case: Case, storage: Path) -> dict[str, Any]:
+    began = time.time()
+    found, output = verdicts_of(case, storage, f"run-{number:02}")
+    right = [verdict for verdict in found if is_right(case, verdict)]
+    wrong = [verdict for verdict in found if not is_right(case, verdict)]
+    mark = "ok" if not wrong and (right or case.fault == "none") else "MISSED" if not wrong else "FALSE"
+    said = "; ".join(verdict["text"] for verdict in found)[:150]
+    took = time.time() - began
+    print(f"{number:>3} {case.fault:<12}{case.workers} {case.strategy:<7}{took:5.0f} s  {mark:<7}{said}", flush=True)
+    if mark == "MISSED":
+        print(output[-1500:], flush=True)
+    return {**asdict(case), "named": bool(right), "wrong": [verdict["text"] for verdict in wrong]}
 
 
 def report(rows: list[dict[str, Any]], flags: argparse.Namespace) -> None:

@@ -27,6 +27,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from keepstep.folder import RunFolder
+
 STEP_S = 5e-3
 BLOCK_STEPS = 100
 WORKERS = 2
@@ -103,7 +105,7 @@ class Group:
         context = multiprocessing.get_context("spawn")
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        folder.mkdir()
+        RunFolder(folder / "runs", f"watched-{watched}").create()  # which a supervisor does
         self._pipes, self._processes = [], []
         for rank in range(WORKERS):
             mine, theirs = context.Pipe()
