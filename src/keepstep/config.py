@@ -13,6 +13,7 @@ STRATEGIES = ("auto", "single", "ddp", "fsdp", "fsdp2", "zero1", "zero2", "zero3
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ENGINES = ("auto", "inprocess", "torchrun", "ray")
 DEVICES = ("auto", "cpu", "cuda")
+SINKS = ("tensorboard", "mlflow", "wandb", "prometheus")
 
 _DURATIONS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -204,6 +205,34 @@ class FolderConfig:
 
 
 @dataclass(frozen=True)
+class ObserveConfig:
+    """What is shown of the run, and where."""
+
+    sinks: str | None = setting(
+        None, "also send metrics to: tensorboard, mlflow, wandb, prometheus[:PORT]; several with commas"
+    )
+
+    def __post_init__(self) -> None:
+        self.destinations()
+
+    def destinations(self) -> dict[str, int | None]:
+        """Sink → the port that was given with it."""
+        found: dict[str, int | None] = {}
+        for entry in (self.sinks or "").split(",") if self.sinks is not None else ():
+            name, has_port, port = entry.strip().partition(":")
+            if name not in SINKS:
+                raise ConfigError(f"--sinks is {self.sinks!r}; choose among {', '.join(SINKS)}, several with commas")
+            if name in found:
+                raise ConfigError(f"--sinks is {self.sinks!r}; {name} stands there twice")
+            if has_port and (name != "prometheus" or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 65536):
+                raise ConfigError(
+                    f"--sinks has {entry.strip()!r}; a port, 1 to 65535, goes with prometheus, as prometheus:9000"
+                )
+            found[name] = int(port) if has_port else None
+        return found
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings of a run. One JSON value of those set by hand carries it to the workers."""
 
@@ -211,6 +240,7 @@ class Config:
     strategy: StrategyConfig = StrategyConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     folder: FolderConfig = FolderConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Config:

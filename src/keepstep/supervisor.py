@@ -25,6 +25,8 @@ from keepstep.observe.console import Display
 from keepstep.observe.heart import Pulse
 from keepstep.observe.journal import nothing_left
 from keepstep.observe.ledger import Ledger
+from keepstep.observe.sinks import check_installed
+from keepstep.observe.sinks.of_run import RunSinks
 from keepstep.observe.tail import Tail
 from keepstep.signals import StopSignals
 from keepstep.strategies.checks import check_flags
@@ -79,6 +81,7 @@ def _check(config: Config) -> None:
         is_cpu = config.strategy.device == "cpu" or not torch.cuda.is_available()
         device = "cpu" if is_cpu else None
     check_flags(config.strategy, config.launch.max_workers, device)
+    check_installed(config.observe.destinations())
 
 
 def _default_name(config: Config, target: Target) -> str:
@@ -116,6 +119,9 @@ class Supervisor:
         self._job = Job(placed, folder.name, str(self._hearts), self._in_process)
         self._stopping = False
         self._tail = Tail(folder, mute_after=FAILURE_MARK)
+        # What Ray's workers write without a shared folder is copied over events.jsonl: a line of ours has to wait.
+        is_copied = folder.mirror is not None and config.launch.resolved_engine == "ray"
+        self._sinks = RunSinks(folder, self._display.say, writes_events=not is_copied)
 
     @property
     def _leads(self) -> bool:
@@ -238,6 +244,8 @@ class Supervisor:
             self._display.echo(news.output)
         for event in news.events:
             self._show_event(event)
+            if event["event"] in ("started", "resumed") and self._leads:
+                self._sinks.open()
         if news.metrics:
             newest = news.metrics[-1]
             merged = {name: value for line in news.metrics for name, value in line.items()}
@@ -271,6 +279,7 @@ class Supervisor:
     def _conclude(self, outcome: Outcome) -> Result:
         if outcome is not Outcome.FAILED:
             self._close_attempt(after_failure=bool(self._history))
+        self._sinks.close(outcome.value)  # before the result: killed in between, the run ends once more, and so do they
         last: dict[str, Any] = {}
         for event in self._new_events():
             if event["event"] in ("finished", "stopped", "checkpoint", "resumed"):

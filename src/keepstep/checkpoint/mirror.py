@@ -33,7 +33,7 @@ HOLDER = "holder.json"
 RESULT = "result.json"
 _CHECKPOINTS = "checkpoints"
 _BEST_KEY = f"{_CHECKPOINTS}/{BEST}"
-_FILES = ("config.json", "metrics.jsonl", "events.jsonl", _BEST_KEY)
+_FILES = ("config.json", "metrics.jsonl", "events.jsonl", "sinks.json", _BEST_KEY)
 _SET_ASIDE = "damaged-manifest.json"
 _LOG = re.compile(r"logs/[A-Za-z0-9_][A-Za-z0-9_.-]*\.txt")
 
