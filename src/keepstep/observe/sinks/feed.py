@@ -19,6 +19,8 @@ _LOOK_S = 0.5
 _SEND_AT_ONCE = 500
 """Numbers in one call of a sink: few enough for one request."""
 _RETRY_S, _RETRY_LONGEST_S = 5.0, 60.0
+_LAST_TRIES, _LAST_WAIT_S = 3, 0.5
+"""How often it is tried, and waited in between, when the run has ended."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ class Feed(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        wait_s = _RETRY_S
-        while True:
-            is_last_try = self._ending.is_set()
+        wait_s, tries_left = _RETRY_S, _LAST_TRIES
+        while tries_left:
+            tries_left -= self._ending.is_set()
             try:
                 self._feed()
                 self.is_through = True
@@ -96,9 +98,8 @@ class Feed(threading.Thread):
             except BaseException as error:  # libraries raise SystemExit, too
                 self.fail(f"{_one_line(error)}; the run goes on without it, and tries again now and then")
             self._discard()
-            if is_last_try:
-                return
-            self._ending.wait(wait_s)
+            if self._ending.wait(wait_s):
+                time.sleep(_LAST_WAIT_S)
             wait_s = min(2 * wait_s, _RETRY_LONGEST_S)
 
     def _feed(self) -> None:

@@ -39,8 +39,8 @@ class RunSinks:
             self._on_problem("sinks", f"{type(error).__name__}: {error}; the run goes on without them")
 
     def _import(self, names: Iterable[str]) -> None:
-        """Before the training, rather than beside it: a DataLoader that forks while a thread imports gets half a module,
-        and a lock on it that nobody opens."""
+        """Before the training, rather than beside it: a DataLoader that forks while a thread imports gets half a
+        module, and a lock on it that nobody opens."""
         for name in names:
             with contextlib.suppress(Exception):  # comes again in the sink's thread, and is said there
                 load(name)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import socket
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard.summary import hparams, scalar, text
 
 from keepstep.observe.sinks.base import About, values_of, words_for
 
+_OURS = ("_hparams_/", "keepstep/")
+"""How the names begin of what is no metric."""
+_numbers = itertools.count()
+
 
 class TensorBoard:
-    """Each attempt adds a file to the same folder; TensorBoard shows them as one."""
+    """Each attempt adds a file to the same folder; TensorBoard shows them as one.
+
+    Written without SummaryWriter, whose thread hides errors (a full disk) until later, or for good.
+    """
 
     lasting = True
 
@@ -23,50 +35,63 @@ class TensorBoard:
         self._folder = folder if about.series == 1 else folder / f"again_{about.series}"
         self._before: list[Path] = []
         """The files of earlier attempts, the newest last."""
-        self._writer: SummaryWriter | None = None
+        self._file: IO[bytes] | None = None
 
     def open(self) -> str:
-        self._before = self._files()
-        self._writer = SummaryWriter(str(self._folder))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._before = sorted(self._folder.glob("events.out.tfevents.*"))
+        name = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self._file = (self._folder / f"events.out.tfevents.{name}").open("xb")
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if not self._before:
-            parameters: dict[str, Any] = dict(self._about.parameters)
-            for summary in hparams(parameters, {}):
-                self._writer.file_writer.add_summary(summary)
+            for summary in hparams(dict(self._about.parameters), {}):
+                self._add(summary, 0)
+        self._file.flush()
         return f"tensorboard --logdir {self._folder}"
 
     def reached(self, noted: dict[str, int]) -> dict[str, int]:
         """What was noted is there. The file that was being written may have more."""
-        found = dict(noted)
-        for file in self._before[-1:]:
+        for file in reversed(self._before):
+            newer: dict[str, int] = {}
             for event in EventFileLoader(str(file)).Load():  # a record that was cut short ends it
-                for value in event.summary.value:
-                    found[value.tag] = max(found.get(value.tag, -1), event.step)
-        return found
+                newer.update({value.tag: event.step for value in event.summary.value if not _is_ours(value.tag)})
+            if newer:
+                return {name: max(noted.get(name, -1), newer.get(name, -1)) for name in {**noted, **newer}}
+        return noted
 
     def metrics(self, lines: list[dict[str, Any]]) -> None:
-        assert self._writer is not None
         for line in lines:
             for name, value in values_of(line).items():
-                self._writer.add_scalar(name, value, line["step"])
-        self._writer.flush()
+                self._add(scalar(name, value), line["step"])
+        self._flush()
 
     def event(self, event: dict[str, Any]) -> None:
         words = words_for(event)
         if words is not None:
-            assert self._writer is not None
-            self._writer.add_text(f"keepstep/{words[0]}", words[1], _step(event))
+            self._add(text(f"keepstep/{words[0]}", words[1]), _step(event))
 
     def close(self, status: str) -> None:
-        assert self._writer is not None
-        self._writer.add_text("keepstep/status", status, 0)
-        self._writer.close()
+        self._add(text("keepstep/status", status), 0)
+        self._flush()
+        self.abandon()
 
     def abandon(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("events.out.tfevents.*"), key=lambda file: file.stat().st_mtime)
+    def _add(self, summary: Any, step: int) -> None:
+        self._write(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def _write(self, event: Any) -> None:
+        RecordWriter(self._file).write(event.SerializeToString())
+
+    def _flush(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+
+
+def _is_ours(tag: str) -> bool:
+    return tag.startswith(_OURS)
 
 
 def _step(event: dict[str, Any]) -> int:
