@@ -16,6 +16,8 @@ from keepstep.observe.sinks.base import FAILED, About, values_of, words_for
 _BLOCK, _BLOCK_HEAD, _FILE_HEAD = 32768, 7, 7
 """The log format of LevelDB, in which W&B writes what it is to send."""
 _FULL, _FIRST, _LAST = 1, 2, 4
+_PATIENCE_S = 10.0
+"""For a server that does not answer. W&B waits for it when the process ends, too, and would by itself do so for ever."""
 
 
 class WeightsAndBiases:
@@ -42,7 +44,7 @@ class WeightsAndBiases:
             config=self._about.parameters,
             resume=None if is_offline else "allow",  # which offline is not a word that it knows
             reinit="create_new",  # the script may have a run of its own
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=wandb.Settings(silent=True, console="off", init_timeout=_PATIENCE_S, finish_timeout=_PATIENCE_S),
         )
         self._is_offline = bool(self._run.offline)
         return f"offline, id {self._about.id}, in {self._about.folder / 'wandb'}" if self._is_offline else self._run.url
