@@ -19,6 +19,8 @@ _LOOK_S = 0.5
 _SEND_AT_ONCE = 500
 """Numbers in one call of a sink: few enough for one request."""
 _RETRY_S, _RETRY_LONGEST_S = 5.0, 60.0
+_LONGEST = 600
+"""Letters of an error: MLflow says what to do at the end."""
 _LAST_TRIES, _LAST_WAIT_S = 3, 0.5
 """How often it is tried, and waited in between, when the run has ended."""
 
@@ -96,7 +98,7 @@ class Feed(threading.Thread):
             except _BeginAnew:
                 continue
             except BaseException as error:  # libraries raise SystemExit, too
-                self.fail(f"{_one_line(error)}; the run goes on without it, and tries again now and then")
+                self.fail(f"{_one_line(error)}; the run goes on without it, and it is tried again now and then")
             self._discard()
             if self._ending.wait(wait_s):
                 time.sleep(_LAST_WAIT_S)
@@ -214,4 +216,4 @@ class _BeginAnew(Exception):
 
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__

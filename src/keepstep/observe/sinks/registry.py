@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import threading
 from collections.abc import Callable, Iterable
 
@@ -29,6 +30,17 @@ def check_installed(names: Iterable[str]) -> None:
         package = _SINKS[name][2]
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"--sinks {name} needs {package}, which is not installed: pip install 'keepstep[{name}]'")
+        if name == "mlflow":
+            _check_mlflow()
+
+
+def _check_mlflow() -> None:
+    """Raises where MLflow would keep the run in a database that mlflow-skinny has no access to."""
+    if not os.environ.get("MLFLOW_TRACKING_URI") and importlib.util.find_spec("sqlalchemy") is None:
+        raise ConfigError(
+            "--sinks mlflow does not know where to: set MLFLOW_TRACKING_URI to a server, as http://127.0.0.1:5000, "
+            "or pip install mlflow, which keeps runs in ./mlflow.db (mlflow-skinny, which is installed, cannot)"
+        )
 
 
 def load(name: str) -> Callable[[About], Sink]:

@@ -17,7 +17,7 @@ _BLOCK, _BLOCK_HEAD, _FILE_HEAD = 32768, 7, 7
 """The log format of LevelDB, in which W&B writes what it is to send."""
 _FULL, _FIRST, _LAST = 1, 2, 4
 _PATIENCE_S = 10.0
-"""For a server that does not answer. W&B waits for it when the process ends, too, and would by itself do so for ever."""
+"""For a server that does not answer. W&B waits for it when the process ends, too; by itself it would do so for ever."""
 
 
 class WeightsAndBiases:

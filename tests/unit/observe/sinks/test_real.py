@@ -43,10 +43,21 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb", "prometheus"])
 def test_a_package_that_is_missing_is_said_with_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     check_installed([name])
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=rf"--sinks {name} needs .* pip install 'keepstep\[{name}\]'"):
         check_installed([name])
+
+
+def test_mlflow_without_a_place_is_said_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    found = {"mlflow": object(), "sqlalchemy": None}
+    monkeypatch.setattr("importlib.util.find_spec", found.get)
+    with pytest.raises(ConfigError, match=r"set MLFLOW_TRACKING_URI to a server, .* or pip install mlflow"):
+        check_installed(["mlflow"])
+    found["sqlalchemy"] = object()
+    check_installed(["mlflow"])
 
 
 # -- TensorBoard ------------------------------------------------------------------------------------------------------
