@@ -140,6 +140,9 @@ class Supervisor:
             self._watch()
             self._display.close()
             return self._conclude(outcome)
+        except Exception:
+            self._sinks.close("failed")
+            raise
         finally:
             if signals is not None:
                 signals.restore()

@@ -57,7 +57,8 @@ class Sinks:
             feed.end(status)
         deadline = time.monotonic() + _CLOSE_S
         for feed in self._feeds:
-            feed.join(max(0.0, deadline - time.monotonic()))
+            is_silent = feed.busy_s > _SILENCE_S  # who has waited so long in vain need not wait again
+            feed.join(0.0 if is_silent else max(0.0, deadline - time.monotonic()))
             if feed.is_alive():
                 feed.fail(f"it was not through {_CLOSE_S:.0f} s after the run; the run ends without it")
             missing = 0 if feed.is_through else feed.undelivered()

@@ -135,7 +135,8 @@ class Feed(threading.Thread):
                 entry.reached = dict(sink.reached(entry.reached))
         if self._announces:
             self._announces = False
-            self._source.say(f"keepstep: {self.sink_name}: {where}")
+            again = f" (series {entry.series}: the run began again)" if entry.series > 1 else ""
+            self._source.say(f"keepstep: {self.sink_name}: {where}{again}")
         entry.where, entry.is_open = where, True
         self._save()
         self._metrics.restart()
@@ -179,6 +180,7 @@ class Feed(threading.Thread):
         self._entry.events = self._events.position
         self._close("failed")
         self._entry.begin_anew()
+        self._announces = True
         self._save()
         raise _BeginAnew
 

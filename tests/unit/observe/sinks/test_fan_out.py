@@ -327,6 +327,7 @@ def test_a_run_that_lost_all_checkpoints_begins_a_second_series(start: Start) ->
     assert (old.title, new.title) == ("run", "run (2)") and old.id != new.id
     assert server.steps("loss", old.id) == [1, 2, 3] and server.steps("loss", new.id) == [1, 2]
     assert server.closed == ["failed", "finished"]
+    assert process.said == ["keepstep: one: here", "keepstep: one: here (series 2: the run began again)"]
     again = Server()
     process = start(one=again)
     process.log(3)
