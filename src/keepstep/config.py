@@ -13,6 +13,7 @@ STRATEGIES = ("auto", "single", "ddp", "fsdp", "fsdp2", "zero1", "zero2", "zero3
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ENGINES = ("auto", "inprocess", "torchrun", "ray")
 DEVICES = ("auto", "cpu", "cuda")
+SINKS = ("tensorboard", "mlflow", "wandb", "prometheus")
 
 _DURATIONS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -205,13 +206,34 @@ class FolderConfig:
 
 @dataclass(frozen=True)
 class ObserveConfig:
-    """What is watched while a run goes on."""
+    """What is watched while a run goes on, and what is shown of it, and where."""
+
+    sinks: str | None = setting(
+        None, "also send metrics to: tensorboard, mlflow, wandb, prometheus[:PORT]; several with commas"
+    )
 
     hang_timeout: float = setting(60.0, "seconds without a sign of life before workers count as hung; 0: never")
 
     def __post_init__(self) -> None:
+        self.destinations()
         if self.hang_timeout < 0:
             raise ConfigError(f"--hang-timeout is {self.hang_timeout:g}; give seconds, or 0 for never")
+
+    def destinations(self) -> dict[str, int | None]:
+        """Sink → the port that was given with it."""
+        found: dict[str, int | None] = {}
+        for entry in (self.sinks or "").split(",") if self.sinks is not None else ():
+            name, has_port, port = entry.strip().partition(":")
+            if name not in SINKS:
+                raise ConfigError(f"--sinks is {self.sinks!r}; choose among {', '.join(SINKS)}, several with commas")
+            if name in found:
+                raise ConfigError(f"--sinks is {self.sinks!r}; {name} stands there twice")
+            if has_port and (name != "prometheus" or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 65536):
+                raise ConfigError(
+                    f"--sinks has {entry.strip()!r}; a port, 1 to 65535, goes with prometheus, as prometheus:9000"
+                )
+            found[name] = int(port) if has_port else None
+        return found
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,8 @@ def _at_exit() -> None:
         abandon()
         if run is not None and run.world_size == 1:
             run.settle()
+        if run is not None:
+            run.tell_failure()
         return
     end()
     if run is not None and run.world_size > 1:

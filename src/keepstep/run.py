@@ -365,6 +365,10 @@ class Run:
         with suppress(Exception):
             self._checkpointer.wait()
 
+    def tell_failure(self) -> None:
+        """Passes on that the script failed to who is not told by a supervisor."""
+        self._journal.close_sinks("failed")
+
     def close(self) -> None:
         """Lets go of everything; nothing is saved."""
         self._close_loaders()

@@ -118,6 +118,8 @@ def _event_lines(event: dict[str, Any]) -> Iterator[str]:
         yield f"{at}  resumed from step {event['step']}"
     elif event["event"] == "checkpoint_passed_over":
         yield f"{at}  passed over: {event['problem']}"
+    elif event["event"] == "sink_problem":
+        yield f"{at}  {event['sink']}: {event['problem']}"
     elif event["event"] == "no_checkpoint_left":
         yield f"{at}  no good checkpoint was left: started from step 0 (metrics until then: {event['metrics_kept']})"
     elif event["event"] == "verdict":

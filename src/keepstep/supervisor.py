@@ -36,6 +36,8 @@ from keepstep.observe.health import Verdict
 from keepstep.observe.heart import Pulse
 from keepstep.observe.journal import nothing_left
 from keepstep.observe.monitor import Monitor
+from keepstep.observe.sinks import check_installed
+from keepstep.observe.sinks.of_run import RunSinks
 from keepstep.observe.stacks import stack_of, where
 from keepstep.observe.tail import Tail
 from keepstep.signals import StopSignals
@@ -92,6 +94,7 @@ def _check(config: Config) -> None:
         is_cpu = config.strategy.device == "cpu" or not torch.cuda.is_available()
         device = "cpu" if is_cpu else None
     check_flags(config.strategy, config.launch.max_workers, device)
+    check_installed(config.observe.destinations())
 
 
 def _default_name(config: Config, target: Target) -> str:
@@ -131,6 +134,11 @@ class Supervisor:
         self._stopping = False
         self._tail = Tail(folder, mute_after=FAILURE_MARK)
         self._monitor = self._new_monitor()
+        # What Ray's workers write without a shared folder is copied over events.jsonl: a line of ours has to wait.
+        self._is_copied = folder.mirror is not None and config.launch.resolved_engine == "ray"
+        self._verdicts: list[dict[str, Any]] = []
+        """Those that wait so."""
+        self._sinks = RunSinks(folder, self._display.say, writes_events=not self._is_copied)
 
     @property
     def _leads(self) -> bool:
@@ -149,6 +157,9 @@ class Supervisor:
             self._watch()
             self._display.close()
             return self._conclude(outcome)
+        except Exception:
+            self._sinks.close("failed")
+            raise
         finally:
             if signals is not None:
                 signals.restore()
@@ -193,6 +204,7 @@ class Supervisor:
         ordered = first_cause_first(located) if hang is None else [_hung(hang, located)]
         if made_different_calls(ordered):
             self._give_verdict(different_calls(ordered), {})
+        self._write_verdicts()
         died = min((failure.moment for failure in failures if failure.moment), default=None)
         self._accounts.close_attempt(self._phases(died))
         self._history.append(ordered)
@@ -242,10 +254,17 @@ class Supervisor:
         return Monitor(self._hearts, self._config.observe.hang_timeout, self._give_verdict)
 
     def _give_verdict(self, verdict: Verdict, stacks: dict[int, list[str]]) -> None:
-        fields = {"what": verdict.kind, "rank": verdict.rank, "text": verdict.text, "advice": verdict.advice}
-        with suppress(RunFolderError):
-            self._folder.event("verdict", **fields, figure=verdict.figure, **({"stacks": stacks} if stacks else {}))
         self._display.say(f"keepstep: {verdict}", style="yellow")
+        fields = {"what": verdict.kind, "rank": verdict.rank, "text": verdict.text, "advice": verdict.advice}
+        self._verdicts.append({**fields, "figure": verdict.figure, **({"stacks": stacks} if stacks else {})})
+        if not self._is_copied:
+            self._write_verdicts()
+
+    def _write_verdicts(self) -> None:
+        verdicts, self._verdicts = self._verdicts, []
+        with suppress(RunFolderError):  # a disk that is full is the failure itself, and is said by who must write
+            for verdict in verdicts:
+                self._folder.event("verdict", **verdict)
 
     def _ask_to_stop(self) -> None:
         self._stopping = True
@@ -269,6 +288,8 @@ class Supervisor:
             self._display.echo(news.output)
         for event in news.events:
             self._show_event(event)
+            if event["event"] in ("started", "resumed") and self._leads:
+                self._sinks.open()
         if news.metrics:
             newest = news.metrics[-1]
             merged = {name: value for line in news.metrics for name, value in line.items()}
@@ -304,6 +325,8 @@ class Supervisor:
         if outcome is not Outcome.FAILED:
             self._accounts.close_attempt(self._phases())
         ledger = self._accounts.ledger
+        self._write_verdicts()
+        self._sinks.close(outcome.value)  # before the result: killed in between, the run ends once more, and so do they
         last: dict[str, Any] = {}
         for event in self._new_events():
             if event["event"] in ("finished", "stopped", "checkpoint", "resumed"):

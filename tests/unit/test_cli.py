@@ -60,6 +60,7 @@ def test_the_list_of_commands_and_flags() -> None:
             "--name",
             "--storage",
             "--seed",
+            "--sinks",
             "--hang-timeout",
         ],
         "tune": [

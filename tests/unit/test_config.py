@@ -15,6 +15,7 @@ from keepstep.config import (
     Config,
     FolderConfig,
     LaunchConfig,
+    ObserveConfig,
     StrategyConfig,
     check_run_name,
     flag,
@@ -222,3 +223,31 @@ def test_ray_is_asked_for_a_range_of_workers_and_what_each_needs() -> None:
     assert (launch.min_workers, launch.max_workers, launch.is_elastic) == (2, 8, True)
     assert launch.resources_per_worker == {"CPU": 4, "GPU": 0.5, "A100": 1.0, "disk": 0.5}
     assert LaunchConfig(engine="ray", workers=3, cpus_per_worker=0.0).resources_per_worker == {}
+
+
+def test_sinks_are_named_each_once_and_prometheus_may_have_a_port() -> None:
+    assert ObserveConfig().destinations() == {}
+    assert ObserveConfig("mlflow, prometheus:9000,wandb").destinations() == {
+        "mlflow": None,
+        "prometheus": 9000,
+        "wandb": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("sinks", "says"),
+    [
+        ("mlfow", "choose among tensorboard, mlflow, wandb, prometheus, several with commas"),
+        ("", "choose among"),
+        ("mlflow,", "choose among"),
+        ("mlflow,mlflow", "mlflow stands there twice"),
+        ("wandb:3", "'wandb:3'; a port, 1 to 65535, goes with prometheus, as prometheus:9000"),
+        ("prometheus:", "a port, 1 to 65535"),
+        ("prometheus:0", "a port, 1 to 65535"),
+        ("prometheus:70000", "a port, 1 to 65535"),
+        ("prometheus:http", "a port, 1 to 65535"),
+    ],
+)
+def test_sinks_that_cannot_be(sinks: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ObserveConfig(sinks)

@@ -57,6 +57,8 @@ def run(tmp_path: Path) -> Run:
         ({"strategy": "zero3", "precision": "fp16"}, "--strategy zero3 --precision fp16 needs a GPU"),
         ({"strategy": "fsdp2", "cpu_offload": True}, "--cpu-offload moves state from the GPU to the host"),
         ({"device": "cuda"}, "torch sees no GPU here"),
+        ({"sinks": "mlfow"}, "--sinks is 'mlfow'; choose among tensorboard, mlflow, wandb, prometheus"),
+        ({"sinks": ""}, "--sinks is ''; choose among"),
         ({"device": "auto", "strategy": "fsdp2", "cpu_offload": True}, "this run is on the CPU already"),
     ],
     ids=str,

@@ -33,9 +33,12 @@ HOLDER = "holder.json"
 RESULT = "result.json"
 _CHECKPOINTS = "checkpoints"
 _BEST_KEY = f"{_CHECKPOINTS}/{BEST}"
-_FILES = ("config.json", "metrics.jsonl", "events.jsonl", _BEST_KEY)
+_FILES = ("config.json", "metrics.jsonl", "events.jsonl", "sinks.json", _BEST_KEY)
 _SET_ASIDE = "damaged-manifest.json"
-_LOG = re.compile(r"logs/[A-Za-z0-9_][A-Za-z0-9_.-]*\.txt")
+_GROWING = re.compile(
+    r"logs/[A-Za-z0-9_][A-Za-z0-9_.-]*\.txt|tensorboard/(again_\d+/)?events\.out\.tfevents\.[A-Za-z0-9_.-]+"
+)
+"""Keys of files that are appended to. Nothing else that a store lists is written here by its name."""
 
 
 class Mirror:
@@ -68,8 +71,8 @@ class Mirror:
         for key in (*_FILES, RESULT):
             if key in there and (is_ahead or not (self._folder / key).exists()):
                 self.remote.get(key, self._folder / key)
-        # Logs are appended to: where this machine began new ones, the next upload would cut the store's short.
-        for key in filter(_LOG.fullmatch, there):
+        # Where this machine began new ones, the next upload would cut the store's short.
+        for key in filter(_GROWING.fullmatch, there):
             path = self._folder / key
             if not path.exists() or (is_ahead and path.stat().st_size < there[key]):
                 self.remote.get(key, path)
@@ -85,6 +88,7 @@ class Mirror:
         yield from (self._folder / key for key in _FILES)
         yield from sorted(self._folder.glob(f"{LOST_METRICS}*.jsonl"))
         yield from sorted((self._folder / "logs").glob("*.txt"))
+        yield from sorted((self._folder / "tensorboard").rglob("events.out.tfevents.*"))
         artifacts = sorted((self._folder / "artifacts").rglob("*"))
         yield from (path for path in artifacts if path.is_file() and not path.name.startswith(WRITING))
         yield self._folder / RESULT

@@ -11,6 +11,8 @@ from keepstep.errors import RunFolderError
 from keepstep.observe.heart import Heart
 from keepstep.observe.ledger import Ledger
 from keepstep.observe.metrics import MetricsFile
+from keepstep.observe.sinks import check_installed
+from keepstep.observe.sinks.of_run import RunSinks
 from keepstep.state import Loaded
 
 if TYPE_CHECKING:
@@ -32,12 +34,14 @@ class Journal:
         self._alone = context.job is None
         self._display: Display | None = None
         self._file: MetricsFile | None = None
+        self._sinks: RunSinks | None = None
         self._announced = False
         if self._alone:
             self._leave_if_finished(context)
         if not self._main:
             return
         if self._alone:
+            check_installed(context.config.observe.destinations())
             self._folder.create()
             self._folder.hold()
             self._folder.fetch()  # again: while it was waited for, the run may have gone on elsewhere
@@ -46,6 +50,9 @@ class Journal:
             from keepstep.observe.console import Display  # rich: not for workers that nobody sees
 
             self._display = Display()
+            self._sinks = RunSinks(
+                self._folder, self._say, trains_here=True
+            )  # else a supervisor has them, in its own process
         settings = context.config.flat()
         settings.update(name=self._folder.name, strategy=context.strategy.name, device=str(context.device.type))
         settings.update(workers=context.world_size)
@@ -116,21 +123,25 @@ class Journal:
             self.cut(0)
             self._folder.event("started", step=0)
             self._say(f"keepstep: run '{self._folder.name}' in {self._folder.where}")
+            self._open_sinks()
 
     def resumed(self, step: int, loaded: Loaded, context: Context) -> None:
         if self._main:
             self._folder.event("resumed", step=step, saved_by_workers=loaded.world_size, workers=context.world_size)
             self._say(f"keepstep: run '{self._folder.name}' goes on from step {step}, in {self._folder.where}")
+            self._open_sinks()
 
     def stopped(self, step: int) -> None:
         if self._main:
             self._folder.event("stopped", step=step)
+            self.close_sinks("stopped")
             self._say(f"keepstep: stopped on request, saved at step {step}; the same command goes on from there")
 
     def finished(self, step: int, epoch: int, metrics: dict[str, float], heart: Heart) -> None:
         if not self._main:
             return
         self._folder.event("finished", step=step, epoch=epoch, metrics=metrics)
+        self.close_sinks("finished")
         if self._alone:
             phases = heart.totals()
             ledger = Ledger()
@@ -141,7 +152,17 @@ class Journal:
             if self._display is not None:  # a supervisor would say it
                 self._display.finish(step, metrics, ledger)
 
+    def _open_sinks(self) -> None:
+        if self._sinks is not None:
+            self._sinks.open()
+
+    def close_sinks(self, status: str) -> None:
+        """Tells them how the run ended; the first word counts."""
+        if self._sinks is not None:
+            self._sinks.close(status)
+
     def close(self) -> None:
+        self.close_sinks("failed")
         if self._display is not None:
             self._display.close()
         if self._file is not None:

@@ -258,6 +258,23 @@ def test_small_files_follow_whoever_is_ahead(remote: Recorder, tmp_path: Path) -
     assert len(remote.done) == done, "what has not changed is not uploaded again"
 
 
+def test_what_sinks_need_to_go_on_elsewhere_follows_too(remote: Recorder, tmp_path: Path) -> None:
+    here, there = tmp_path / "a", tmp_path / "b"
+    store = machine(remote, here)
+    board = "tensorboard/again_2/events.out.tfevents.1.host.7.0"
+    (here / board).parent.mkdir(parents=True)
+    (here / board).write_bytes(b"values")
+    (here / "sinks.json").write_text("{}")
+    save(store, 1)
+    remote.write("tensorboard/../../evil", b"")
+    remote.write("tensorboard/events.out.tfevents.1/../../evil", b"")
+    other = machine(remote, there)
+    assert other.mirror is not None
+    other.mirror.fetch_files(other.steps())
+    assert (there / board).read_bytes() == b"values" and (there / "sinks.json").read_text() == "{}"
+    assert not list(tmp_path.rglob("evil"))
+
+
 def test_a_run_that_was_taken_over_commits_nothing(remote: Recorder, tmp_path: Path) -> None:
     store = machine(remote, tmp_path)
     (tmp_path / ".holder").write_text("mine")
