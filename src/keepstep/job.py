@@ -41,6 +41,8 @@ class Job:
     replay_until: int = 0
     """The furthest step that an earlier attempt made."""
     launched: float = 0.0
+    fingerprints: bool = False
+    """Whether workers note a fingerprint of every step, for `keepstep verify`."""
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)

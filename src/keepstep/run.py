@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,6 +41,9 @@ from keepstep.seeding import capture_rng, mix, restore_rng, seed_everything
 from keepstep.signals import StopRequest
 from keepstep.state import Loaded, TrainingState
 from keepstep.strategies.forward import hold_of
+
+if TYPE_CHECKING:
+    from keepstep.fingerprints.writer import Fingerprints
 
 _SYNC_INTERVAL_S = 1.0
 """How often workers exchange metrics and stop requests, about."""
@@ -65,6 +68,7 @@ class Run:
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
         self._metrics = Metrics(context.collective)
         self._checkpointer = Checkpointer(context, self._state, self._journal)
+        self._fingerprints = self._begin_fingerprints()
         self._replay_until = context.job.replay_until if context.job else 0
         self._batch: Batch | None = None
         """The batch whose step is under way."""
@@ -223,6 +227,8 @@ class Run:
         for batch in loader.training_pass():
             self._set_batch(batch)
             self.left_at = None
+            if self._fingerprints is not None:
+                self._fingerprints.begin(batch)
             heart.enter(STEP if self.step >= self._replay_until else REPLAY)
             try:
                 yield batch.data
@@ -241,6 +247,8 @@ class Run:
         """A second loader within a step (a GAN's noise): it feeds the step but does not count it."""
         for batch in loader.training_pass():
             loader.offset += 1
+            if self._fingerprints is not None:
+                self._fingerprints.also(batch)
             yield batch.data
 
     def _complete_step(self, loader: Loader) -> None:
@@ -259,6 +267,8 @@ class Run:
     def _boundary(self) -> None:
         for model in self._state.models.values():
             model.sync_buffers()
+        if self._fingerprints is not None:
+            self._fingerprints.write(self.step, self.epoch)
         self._checkpointer.raise_error()
         if self._steps_made == 1:
             self._checkpointer.warm_up()
@@ -375,6 +385,14 @@ class Run:
             loader.close()
 
     # -- small parts --------------------------------------------------------------------------------------------------
+
+    def _begin_fingerprints(self) -> Fingerprints | None:
+        """Under `keepstep verify` only."""
+        if self._context.job is None or not self._context.job.fingerprints:
+            return None
+        from keepstep.fingerprints.writer import Fingerprints
+
+        return Fingerprints(self._context, self._state)
 
     def _before_evaluation(self) -> None:
         self._restore_once()

@@ -17,7 +17,7 @@ import torch
 from keepstep.config import Config
 from keepstep.device import choose_device
 from keepstep.engines import Launch, Outcome, make_engine
-from keepstep.errors import ConfigError, RunFolderError, StorageError
+from keepstep.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, RunFolderError, StorageError
 from keepstep.failure import WorkerFailure, decide, describe, first_cause_first
 from keepstep.folder import RunFolder
 from keepstep.job import JOB, Job, Target, script_name, stamped
@@ -42,9 +42,18 @@ class Result:
     metrics: dict[str, Any]
     failures: list[WorkerFailure]
 
+    @property
+    def exit_code(self) -> int:
+        if self.failures and self.failures[0].user_error:
+            return EXIT_USAGE
+        return {Outcome.FINISHED: 0, Outcome.STOPPED: EXIT_STOPPED, Outcome.FAILED: EXIT_FAILED}[self.outcome]
 
-def supervise(settings: dict[str, Any], target: Target) -> Result:
-    """Runs a target to its end under `settings`, the ones that were given by hand."""
+
+def supervise(settings: dict[str, Any], target: Target, fingerprints: bool = False) -> Result:
+    """Runs a target to its end under `settings`, the ones that were given by hand.
+
+    `fingerprints`: workers note one of every step, for `keepstep verify`.
+    """
     config = Config.from_settings(settings)
     _check(config)
     target.check()
@@ -64,7 +73,7 @@ def supervise(settings: dict[str, Any], target: Target) -> Result:
         if folder.finished:
             folder.push_end()
             return _already_finished(folder)
-        return Supervisor(settings, config, target, folder).run()
+        return Supervisor(settings, config, target, folder, fingerprints).run()
     finally:
         folder.release()
 
@@ -102,7 +111,9 @@ def _already_finished(folder: RunFolder) -> Result:
 class Supervisor:
     """One run on this machine, through all of its attempts."""
 
-    def __init__(self, settings: dict[str, Any], config: Config, target: Target, folder: RunFolder) -> None:
+    def __init__(
+        self, settings: dict[str, Any], config: Config, target: Target, folder: RunFolder, fingerprints: bool = False
+    ) -> None:
         self._config, self._target, self._folder = config, target, folder
         self._in_process = config.launch.resolved_engine == "inprocess"
         self._display = Display()
@@ -113,7 +124,7 @@ class Supervisor:
         self._hearts = Path(tempfile.mkdtemp(prefix="keepstep-hearts-"))
         # Workers may start in another folder, and the script may have a --storage of its own: this is the run's.
         placed = {**settings, "storage": folder.storage}
-        self._job = Job(placed, folder.name, str(self._hearts), self._in_process)
+        self._job = Job(placed, folder.name, str(self._hearts), self._in_process, fingerprints=fingerprints)
         self._stopping = False
         self._tail = Tail(folder, mute_after=FAILURE_MARK)
 
