@@ -39,6 +39,13 @@ def short_name(filename: str) -> str:
     return path.name
 
 
+def user_files() -> list[str]:
+    """The user's files that this process has imported, the script first."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    own = [file for file in (sys.argv[0], *files) if file and file.endswith(".py") and is_user_file(file)]
+    return list(dict.fromkeys(map(short_name, own)))
+
+
 def file_of_class(kind: type[Any]) -> str | None:
     """The file that a user's class stands in; None for everybody else's classes."""
     module = sys.modules.get(kind.__module__)

@@ -16,6 +16,7 @@ from torch import nn
 from keepstep.context import Context
 from keepstep.data.loader import Batch
 from keepstep.fingerprints.hashing import DIGITS, digest, indices_digest, samples_digest
+from keepstep.fingerprints.user_code import user_files
 from keepstep.fingerprints.variables import Variables
 from keepstep.seeding import capture_rng
 from keepstep.state import TrainingState
@@ -47,6 +48,7 @@ class Fingerprints:
         self._layout: list[list[str]] = []
         self._batches: list[dict[str, Any]] = []
         self._before: dict[str, str] = {}
+        self._has_files = False
         self._line(
             {
                 "start": time.time(),
@@ -77,6 +79,9 @@ class Fingerprints:
 
     def write(self, step: int, epoch: int) -> None:
         """The step is complete. Collective where a strategy's state is."""
+        if not self._has_files:
+            self._has_files = True
+            self._line({"files": user_files()})
         entries = list(self._entries())
         layout = [[kind, name] for kind, name, _ in entries]
         if layout != self._layout:

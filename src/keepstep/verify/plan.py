@@ -32,9 +32,9 @@ class Fault:
     """How much of a step's time to wait once it is complete: so that faults come at every place within a step."""
 
 
-def checkpoint_interval(num_steps: int) -> int:
-    """Steps between checkpoints, so that there are several to go on from."""
-    return max(1, num_steps // _CHECKPOINTS)
+def checkpoint_interval(given: int | None, num_steps: int) -> int:
+    """Steps between checkpoints, so that there are several to go on from: as given, unless it is too many for that."""
+    return given if given is not None and given <= num_steps // 3 else max(1, num_steps // _CHECKPOINTS)
 
 
 def draw(seed: int, kills: int, num_steps: int, every: int, workers: int) -> list[Fault]:
@@ -45,13 +45,14 @@ def draw(seed: int, kills: int, num_steps: int, every: int, workers: int) -> lis
             f"the script makes {num_steps} steps, which is too few for {count} faults; let it make at least "
             f"{3 * count}, or give a lower --kills"
         )
+    # From behind the first step to before the last; a request to stop is met at the next save, at the latest.
+    last = max(count, num_steps - 1 - every)
     source = random.Random(seed)
     kinds = [*source.sample(KILLS, min(kills, len(KILLS))), *source.choices(KILLS, k=max(0, kills - len(KILLS)))]
-    kinds.insert(source.randrange(count), STOP)
+    kinds.insert(source.randrange((count + 1) // 2), STOP)  # early: from there another number of workers goes on
     faults = []
     for number, kind in enumerate(kinds):
-        # From behind the first step to before the last: each fault has a part of the run to itself.
-        begin, end = (1 + (num_steps - 2) * place // count for place in (number, number + 1))
+        begin, end = (1 + last * place // count for place in (number, number + 1))  # each has a part to itself
         step = source.randrange(begin, max(begin + 1, end))
         if kind == SAVE:
             step = min(-(-step // every), num_steps // every) * every

@@ -57,10 +57,16 @@ def read_attempts(run: Path) -> dict[int, list[Attempt]]:
                 attempts.append(Attempt(line["world_size"], line))
             elif "layout" in line:
                 layout = [(kind, name) for kind, name in line["layout"]]
-            elif attempts:
+            elif attempts and "step" in line:
                 attempts[-1].prints.append(_print(line, layout))
         found[int(path.stem.removeprefix("rank_"))] = attempts
     return found
+
+
+def read_files(run: Path) -> list[str]:
+    """The user's files that rank 0 had imported."""
+    lines = read_lines(run / FOLDER / "rank_0.jsonl")
+    return list(next((line["files"] for line in lines if "files" in line), []))
 
 
 def _print(line: dict[str, Any], layout: list[tuple[str, str]]) -> Print:

@@ -32,7 +32,7 @@ def tail_of(command: Command) -> str:
 
 def print_certificate(certificate: Certificate, files: list[Path]) -> None:
     console = Console(markup=False, emoji=False, highlight=False)
-    table = Table("fault", "rank", "after step", "phase", "steps lost", "recovered in", box=None, pad_edge=False)
+    table = Table("fault", "rank", "step", "phase", "steps lost", "recovered in", box=None, pad_edge=False)
     for injected in certificate.injected:
         ranks = ", ".join(map(str, injected.fault.ranks)) or "all"
         seconds = "?" if injected.recovered_s is None else f"{injected.recovered_s:.1f} s"

@@ -107,7 +107,7 @@ def _depends_on_split(expected: dict[int, list[Attempt]]) -> str:
     """Why another number of workers cannot give the same numbers, if so."""
     prints = [entry for attempt in expected[0] for entry in attempt.prints]
     if any(a.rng != b.rng for a, b in pairwise(prints)):
-        return "the loop draws random numbers (dropout), of which each worker has its own"
+        return "the loop draws random numbers, as dropout does, and each worker has its own"
     if prints and any(name.endswith("running_mean") for kind, name in prints[0].state if kind == "weights"):
         return "BatchNorm normalises by each worker's own part of the batch"
     return ""

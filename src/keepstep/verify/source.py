@@ -14,19 +14,11 @@ _DATES = ("now", "utcnow", "today")
 class Source:
     """The user's files, by the short names that workers note."""
 
-    def __init__(self, script: str) -> None:
+    def __init__(self, script: str, files: list[str]) -> None:
+        """`files`: those that the script has imported, itself included."""
         self._folders = (Path.cwd(), Path(script).resolve().parent)
-        self._script = script
+        self._files = files
         self._trees: dict[str, ast.Module | None] = {}
-
-    def files(self) -> list[str]:
-        """The script, and the Python files beside it."""
-        folder = self._folders[1]
-        names = sorted(path.name for path in folder.glob("*.py"))
-        own = Path(self._script).name
-        prefix = folder.relative_to(self._folders[0]).as_posix() if folder.is_relative_to(self._folders[0]) else "."
-        ordered = [own, *(name for name in names if name != own)]
-        return [name if prefix == "." else f"{prefix}/{name}" for name in ordered]
 
     def line_of(self, file: str, scope: str, name: str) -> int | None:
         """Where a variable of a function, a class (`self.x`) or a module (`<module>`) first gets its value."""
@@ -65,7 +57,7 @@ class Source:
     def hash_orders(self) -> list[tuple[str, int]]:
         """(file, line) of what depends on the hash of strings: `hash(x)`, and sets that are gone through."""
         found = [(file, node.lineno) for file, node in self._calls() if _called(node) == "hash"]
-        for file in self.files():
+        for file in self._files:
             for node in ast.walk(self._tree(file) or ast.Module([], [])):
                 through = [node.iter] if isinstance(node, (ast.For, ast.comprehension)) else []
                 if isinstance(node, ast.Call) and _called(node) in ("list", "tuple", "enumerate", "sum", "iter"):
@@ -87,7 +79,7 @@ class Source:
         return False
 
     def _calls(self) -> Iterator[tuple[str, ast.Call]]:
-        for file in self.files():
+        for file in self._files:
             for node in ast.walk(self._tree(file) or ast.Module([], [])):
                 if isinstance(node, ast.Call):
                     yield file, node

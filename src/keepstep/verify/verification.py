@@ -20,7 +20,7 @@ from keepstep.verify.compare import METRICS, compare, unsteady_metrics
 from keepstep.verify.inject import Injector
 from keepstep.verify.launch import Command, Launched
 from keepstep.verify.plan import Fault, checkpoint_interval, draw
-from keepstep.verify.prints import read_suspects
+from keepstep.verify.prints import read_files, read_suspects
 from keepstep.verify.report import print_certificate, say, tail_of
 from keepstep.verify.resized import compare_resized
 from keepstep.verify.source import Source
@@ -109,10 +109,10 @@ class Verification:
         certificate.settings["engine"] = self._config.launch.resolved_engine
         certificate.steps = int(reference.read_result()["step"])
         given = self._config.checkpoint.interval()[0]
-        certificate.every = given or checkpoint_interval(certificate.steps)
-        if given is None and "checkpoint_every" in self._settings:
-            say(f"--checkpoint-every {self._settings['checkpoint_every']} is a time; verify saves by steps")
-        say(f"{certificate.steps} steps; disturbed runs save every {certificate.every}")
+        certificate.every = checkpoint_interval(given, certificate.steps)
+        instead = f", not every {self._settings['checkpoint_every']}" if "checkpoint_every" in self._settings else ""
+        instead = instead if given != certificate.every else ""
+        say(f"{certificate.steps} steps; disturbed runs save every {certificate.every}{instead}")
 
     def _disturb(self, reference: RunFolder, faults: list[Fault]) -> None:
         step_s = _seconds_a_step(reference)
@@ -178,6 +178,12 @@ class Verification:
 
     def _resize(self, reference: RunFolder) -> None:
         certificate, command = self._certificate, self._resized_command()
+        stopped_at = next(
+            (event["step"] for event in reversed(command.folder.read_events()) if event["event"] == "stopped"), 0
+        )
+        if not 0 < stopped_at < certificate.steps:
+            certificate.resize_skipped = f"the run was stopped at step {stopped_at}, which leaves no steps to compare"
+            return
         say(f"on with {command.settings['workers']} worker(s) from where it was stopped, as {command.folder.name}")
         with Launched(command) as launched:
             code = launched.wait()
@@ -197,7 +203,7 @@ class Verification:
         if again is None or found.first is None:
             return None
         calm = compare(reference, again, self._ignored)
-        other, source = self._command(name).folder, Source(self._target.what)
+        other, source = self._command(name).folder, Source(self._target.what, read_files(reference.path))
         if not calm.differences.keys() - {METRICS} and found.first.attempt > 0:
             return of_lost_state(reference.path, other.path, found.first, source)
         suspects = list(dict.fromkeys([*read_suspects(reference.path), *read_suspects(other.path)]))
