@@ -59,13 +59,14 @@ def _local_parts(value: Any) -> Iterator[torch.Tensor]:
         yield value
 
 
-def as_bytes(tensor: torch.Tensor) -> bytes:
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """A tensor's bits, in the host's memory."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     flat = tensor.cpu().contiguous().reshape(-1)
-    content: bytes = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return content
+    content: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return memoryview(content)
 
 
 def generator_state(value: Any) -> Any | None:
@@ -102,11 +103,10 @@ def samples_digest(data: Any, count: int) -> int | None:
     return total & _MASK
 
 
-def _columns(data: Any, size: int) -> Iterator[list[bytes]]:
+def _columns(data: Any, size: int) -> Iterator[list[Any]]:
     """The batch's parts, each as one value a sample."""
     if isinstance(data, torch.Tensor):
-        yield from _columns(data.detach().cpu().contiguous(), size) if data.is_cuda else ()
-        if not data.is_cuda and data.ndim:
+        if data.ndim:
             content = as_bytes(data)
             width = len(content) // size
             yield [content[number * width : (number + 1) * width] for number in range(size)]

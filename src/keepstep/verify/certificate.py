@@ -19,6 +19,7 @@ from keepstep.standard_json import to_json
 from keepstep.verify.cause import Cause
 from keepstep.verify.compare import Comparison
 from keepstep.verify.inject import Injected
+from keepstep.verify.page import page
 from keepstep.verify.plan import WORDS
 from keepstep.verify.resized import TOLERANCE, Resized
 
@@ -108,8 +109,6 @@ class Certificate:
         return {"done": True, "good": self.resized.is_good, "tolerance": TOLERANCE, **asdict(self.resized)}
 
     def write(self, folder: Path) -> list[Path]:
-        from keepstep.verify.page import page
-
         folder.mkdir(parents=True, exist_ok=True)
         content = json.loads(to_json(self.as_json()))
         (folder / CERTIFICATE).write_text(json.dumps(content, indent=1) + "\n")
@@ -138,7 +137,7 @@ def _comparison(name: str, found: Comparison) -> dict[str, Any]:
         "equal": not found.differences,
         "steps": found.steps,
         "replayed": found.replayed,
-        "values": found.values,
+        "values": found.counts,
         "first": asdict(found.first) if found.first is not None else None,
         "differences": {kind: asdict(difference) for kind, difference in found.differences.items()},
     }

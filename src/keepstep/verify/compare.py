@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,10 +41,14 @@ class Comparison:
 
     steps: int
     replayed: int
-    values: int
-    """Hashes that were compared."""
+    counts: dict[str, int]
+    """Kind → values of it that were compared."""
     differences: dict[str, Difference]
     """Kind → the first of that kind."""
+
+    @property
+    def values(self) -> int:
+        return sum(self.counts.values())
 
     @property
     def first(self) -> Difference | None:
@@ -59,7 +64,8 @@ def compare(reference: RunFolder, other: RunFolder, ignored_metrics: frozenset[s
     expected, found = read_attempts(reference.path), read_attempts(other.path)
     differences: dict[str, Difference] = {}
     steps: set[int] = set()
-    replayed = values = 0
+    replayed = 0
+    counts: Counter[str] = Counter()
     for rank, attempts in found.items():
         known = by_step(expected.get(rank, []))
         made: set[int] = set()
@@ -68,7 +74,7 @@ def compare(reference: RunFolder, other: RunFolder, ignored_metrics: frozenset[s
                 replayed += rank == 0 and entry.step in made
                 made.add(entry.step)
                 if entry.step in known:
-                    values += _note(differences, known[entry.step], entry, rank, number)
+                    counts += _note(differences, known[entry.step], entry, rank, number)
         missing = sorted(known.keys() ^ made)
         if missing:
             _keep_first(differences, Difference("steps", "made", missing[0], rank, len(attempts) - 1, len(missing) - 1))
@@ -79,7 +85,9 @@ def compare(reference: RunFolder, other: RunFolder, ignored_metrics: frozenset[s
     metric = compare_metrics(reference, other, ignored_metrics)
     if metric is not None:
         differences[METRICS] = metric
-    return Comparison(len(steps), replayed, values, differences)
+    counts[METRICS] = sum(len(line) for line in other.read_metrics())
+    order = [*KINDS, METRICS]
+    return Comparison(len(steps), replayed, {kind: counts[kind] for kind in order if counts[kind]}, differences)
 
 
 def by_step(attempts: list[Attempt]) -> dict[int, Print]:
@@ -87,8 +95,8 @@ def by_step(attempts: list[Attempt]) -> dict[int, Print]:
     return {entry.step: entry for attempt in attempts for entry in attempt.prints}
 
 
-def _note(differences: dict[str, Difference], known: Print, entry: Print, rank: int, attempt: int) -> int:
-    """Notes the first difference of each kind; returns how many values were compared."""
+def _note(differences: dict[str, Difference], known: Print, entry: Print, rank: int, attempt: int) -> Counter[str]:
+    """Notes the first difference of each kind; returns how many values of each were compared."""
     expected, found = dict(_values(known)), dict(_values(entry))
     if expected != found:
         names = dict.fromkeys((*expected, *found))
@@ -96,7 +104,7 @@ def _note(differences: dict[str, Difference], known: Print, entry: Print, rank: 
         for kind, name in different:
             also = sum(other[0] == kind for other in different) - 1
             _keep_first(differences, Difference(kind, name, entry.step, rank, attempt, also))
-    return len(found)
+    return Counter(kind for kind, _ in found)
 
 
 def _keep_first(differences: dict[str, Difference], new: Difference) -> None:

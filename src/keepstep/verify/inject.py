@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keepstep.errors import EXIT_STOPPED, ConfigError
+from keepstep.errors import EXIT_FAILED, EXIT_STOPPED
 from keepstep.verify.launch import Command, Launched
 from keepstep.verify.plan import SAVE, STOP, Fault
 from keepstep.verify.watch import Watch
@@ -47,6 +47,8 @@ class Injection:
     injected: list[Injected]
     left: list[Fault]
     """What the run was over too soon for."""
+    problem: str = ""
+    """Why it had to be ended, if so."""
 
 
 class Injector:
@@ -65,15 +67,16 @@ class Injector:
         """The furthest step before the newest fault: until there is a new one, the run has not recovered."""
         self._starts_before = 0
         self._progress: tuple[Any, float] = (None, time.monotonic())
+        self._problem = ""
 
     def run(self) -> Injection:
         """To its end."""
         while True:
             with Launched(self._command) as launched:
                 code = self._attend(launched)
-            was_stop = bool(self._injected) and self._injected[-1].fault.kind == STOP
-            if code != EXIT_STOPPED or not was_stop:
-                return Injection(code, self._with_events(), self._left)
+            was_asked = bool(self._injected) and self._injected[-1].fault.kind == STOP
+            if code != EXIT_STOPPED or not was_asked:
+                return self._ended(code)
             self._note_death()
             self._on_stop()
 
@@ -86,7 +89,8 @@ class Injector:
             if fault is not None and self._is_due(fault) and self._carry_out(fault, launched):
                 asked = fault.kind == STOP
                 self._left.pop(0)
-            self._check_progress()
+            if self._is_stalled():
+                return EXIT_FAILED  # whoever launched it ends it
             is_near = fault is not None and self._watch.step >= fault.step - 2
             time.sleep(_NEAR_S if is_near else _FAR_S)
         self._watch.look()
@@ -138,30 +142,34 @@ class Injector:
             seconds = time.time() - self._injected[-1].time
             self._injected[-1] = replace(self._injected[-1], recovered_s=round(seconds, 2))
 
-    def _check_progress(self) -> None:
+    def _is_stalled(self) -> bool:
         now = (self._watch.starts, self._watch.furthest)
         if now != self._progress[0]:
             self._progress = (now, time.monotonic())
         elif time.monotonic() - self._progress[1] > self._stall_s:
-            after = f" after {self._injected[-1].fault.kind}" if self._injected else ""
-            raise ConfigError(
-                f"run '{self._command.folder.name}' has made no step for {self._stall_s:.0f} s{after} and was ended; "
-                f"what it printed is in {self._command.log}"
-            )
+            after = f" after a fault ({self._injected[-1].fault.kind})" if self._injected else ""
+            self._problem = f"run {self._command.folder.name} made no step for {self._stall_s:.0f} s{after}"
+        return bool(self._problem)
 
-    def _with_events(self) -> list[Injected]:
+    def _ended(self, code: int) -> Injection:
         """Adds what the run's own events say: the phase that a worker died in, and where the run went on from."""
         events = self._command.folder.read_events()
-        found = []
-        for injected in self._injected:
-            after = [event for event in events if event["time"] >= injected.time - 0.002]
+        found, missed = [], []
+        for number, injected in enumerate(self._injected):
+            until = self._injected[number + 1].time if number + 1 < len(self._injected) else float("inf")
+            after = [event for event in events if injected.time - 0.002 <= event["time"] < until]
             failed = next((event for event in after if event["event"] == "failed"), None)
             went_on = next((event for event in after if event["event"] in ("resumed", "started")), None)
-            phase = injected.phase
-            if not phase and injected.fault.kind == STOP:
-                phase = "saved and left"
-            elif not phase and failed is not None and failed["failures"]:
-                victims = [f for f in failed["failures"] if f["rank"] in injected.fault.ranks]
-                phase = (victims or failed["failures"])[0]["phase"] or ""
+            if went_on is None and code == 0:  # the run was through before it could take notice
+                missed.append(injected.fault)
+                continue
+            phase = injected.phase or ("saved and left" if injected.fault.kind == STOP else _phase(failed, injected))
             found.append(replace(injected, phase=phase, resumed_from=went_on["step"] if went_on else None))
-        return found
+        return Injection(code, found, [*missed, *self._left], self._problem)
+
+
+def _phase(failed: dict[str, Any] | None, injected: Injected) -> str:
+    """Where the worker that was killed was at the time, as its heart says."""
+    failures = failed["failures"] if failed is not None else []
+    victims = [failure for failure in failures if failure["rank"] in injected.fault.ranks]
+    return str((victims or failures)[0]["phase"]) if failures else ""

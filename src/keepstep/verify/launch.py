@@ -21,6 +21,7 @@ from keepstep.job import Target
 from keepstep.supervisor import supervise
 
 _PR_SET_PDEATHSIG = 1
+_LEAVE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,12 @@ class Launched:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Whatever is still running saves and leaves; or is killed, if it does not in time."""
+        deadline = time.monotonic() + _LEAVE_S
+        if self.poll() is None:
+            self.ask_to_stop()
+        while self.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

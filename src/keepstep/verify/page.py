@@ -81,21 +81,25 @@ def _faults(faults: list[dict[str, Any]]) -> str:
 
 
 def _comparisons(comparisons: list[dict[str, Any]]) -> str:
-    rows = []
+    parts = ["<h2>What was compared with the undisturbed run</h2>"]
     for found in comparisons:
-        first = found["first"]
-        result = "bitwise equal" if found["equal"] else _first(first)
-        rows.append((found["run"], found["steps"], found["replayed"], f"{found['values']:,}", result))
-    return "<h2>What was compared with the undisturbed run</h2>" + _table(
-        ("run", "steps", "made again", "values", "samples, generators, weights, optimizer, tracked state, metrics"),
-        rows,
-        {1, 2, 3},
-    )
+        different = found["differences"]
+        rows = [
+            (kind, f"{count:,}", _first(different[kind]) if kind in different else "bitwise equal")
+            for kind, count in found["values"].items()
+        ]
+        rows += [(kind, "", _first(first)) for kind, first in different.items() if kind not in found["values"]]
+        parts.append(
+            f"<p>Run {escape(found['run'])}: {found['steps']} steps on every worker, {found['replayed']} of them made "
+            "again after a restart.</p>"
+        )
+        parts.append(_table(("of every step", "values", "result"), rows, {1}))
+    return "".join(parts)
 
 
 def _first(first: dict[str, Any]) -> str:
     who = f", rank {first['rank']}" if first["rank"] is not None else ""
-    return f"first difference: {first['kind']} '{first['name']}', step {first['step']}{who}"
+    return f"differs, first at step {first['step']}: {first['name']}{who}"
 
 
 def _changed_workers(found: dict[str, Any]) -> str:

@@ -124,7 +124,7 @@ class Verification:
             done = injector.run()
             self._certificate.injected += done.injected
             if done.code:
-                text = f"run {command.folder.name} ended with exit code {done.code}"
+                text = done.problem or f"run {command.folder.name} ended with exit code {done.code}"
                 self._certificate.problems.append(text)
                 say(f"{text}; the end of what it printed:\n{tail_of(command)}")
                 return
@@ -204,10 +204,11 @@ class Verification:
             return None
         calm = compare(reference, again, self._ignored)
         other, source = self._command(name).folder, Source(self._target.what, read_files(reference.path))
-        if not calm.differences.keys() - {METRICS} and found.first.attempt > 0:
+        is_steady = not calm.differences.keys() - {METRICS}
+        if is_steady and (found.first.attempt > 0 or found.first.kind == METRICS):
             return of_lost_state(reference.path, other.path, found.first, source)
         suspects = list(dict.fromkeys([*read_suspects(reference.path), *read_suspects(other.path)]))
-        shown = calm if calm.differences else found
+        shown = found if is_steady else calm
         device = str(self._certificate.settings["device"])
         return of_nondeterminism(shown, suspects, source, device, lambda: self._hash_seed_helps(source))
 

@@ -53,7 +53,7 @@ def attempt(begin: int, *variables: dict[str, str]) -> Attempt:
 
 
 def test_a_variable_that_a_restart_did_not_bring_back_is_lost() -> None:
-    """And neither one that is another in every run, nor one that the loop has yet to make, nor one that is as it was."""
+    """Neither one that is another in every run, nor one that the loop has yet to make, nor one that is as it was."""
     steps = [{"count": str(n), "width": "8", "began": "x", "loss": str(n)} for n in range(4)]
     expected = {0: [attempt(1, *steps)]}
     undisturbed = [{**values, "began": "y"} for values in steps[:3]]
@@ -87,7 +87,7 @@ ENTROPY = Suspect("entropy", "numpy.random.default_rng", "data.py", 9, False)
 def test_the_likeliest_place_is_blamed(
     tmp_path: Path, kind: str, suspects: list[Suspect], device: str, cause: str, place: str | None
 ) -> None:
-    calm = Comparison(3, 0, 9, {kind: Difference(kind, "x", 1, 0, 0)})
+    calm = Comparison(3, 0, {}, {kind: Difference(kind, "x", 1, 0, 0)})
     empty = Source(str(tmp_path / "train.py"), [])
     found = of_nondeterminism(calm, suspects, empty, device, lambda: False)
     assert found.kind == cause and found.places[:1] == ((place,) if place else ())
@@ -95,6 +95,6 @@ def test_the_likeliest_place_is_blamed(
 
 
 def test_one_hash_seed_that_helps_is_the_proof(source: Source) -> None:
-    calm = Comparison(3, 0, 9, {"weights": Difference("weights", "x", 1, 0, 0)})
+    calm = Comparison(3, 0, {}, {"weights": Difference("weights", "x", 1, 0, 0)})
     clean = Source("train.py", [])
     assert of_nondeterminism(calm, [], clean, "cpu", lambda: True).kind == "hash-order"
