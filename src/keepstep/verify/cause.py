@@ -94,8 +94,9 @@ def lost_variables(
     known = by_step(expected[rank])
     steady = _steady(known, found[rank][0])
     lost: dict[str, bool] = {}
-    attempts = [attempt for attempt in found[rank][1:] if attempt.prints and attempt.prints[0].step > 1]
-    for attempt in attempts:
+    # After the first difference everything may differ for its sake. Metrics are not known by attempt.
+    attempts = found[rank][first.attempt :][:1] if first.attempt else found[rank][1:]
+    for attempt in (attempt for attempt in attempts if attempt.prints):
         begin = attempt.prints[0]
         before = known[begin.step].variables if begin.step in known else {}
         for key, value in begin.variables.items():

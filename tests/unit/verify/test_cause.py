@@ -62,6 +62,19 @@ def test_a_variable_that_a_restart_did_not_bring_back_is_lost() -> None:
     assert lost_variables(expected, found, Difference("weights", "w", 3, 0, 1)) == {"count": False}
 
 
+def test_what_differs_after_the_first_difference_is_not_its_cause() -> None:
+    steps = [{"count": str(n), "list": str(n)} for n in range(4)]
+    expected = {0: [attempt(1, *steps)]}
+    found = {
+        0: [attempt(1, *steps[:2]), attempt(2, {"count": "0", "list": "1"}), attempt(3, {"count": "0", "list": "x"})]
+    }
+    assert lost_variables(expected, found, Difference("weights", "w", 2, 0, 1)) == {"count": False}
+    assert lost_variables(expected, found, Difference("metrics", "total", 2, None, 0)) == {
+        "count": False,
+        "list": False,
+    }
+
+
 def test_a_generator_is_known_as_one() -> None:
     expected = {0: [attempt(1, {"noise": "g1"}, {"noise": "g2"}, {"noise": "g3"})]}
     found = {0: [attempt(1, {"noise": "g1"}, {"noise": "g2"}), attempt(3, {"noise": "g1"})]}
