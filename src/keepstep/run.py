@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from keepstep.context import Context
 from keepstep.data.loader import Batch, Loader
 from keepstep.data.nested import size_of, take
 from keepstep.errors import LoopError, Stopped
+from keepstep.fingerprints.switch import begin_fingerprints
 from keepstep.observe.heart import CHECKPOINT, DATA, OTHER, REPLAY, STEP, Heart
 from keepstep.observe.journal import Journal
 from keepstep.observe.metrics import Metrics, Record
@@ -41,9 +42,6 @@ from keepstep.seeding import capture_rng, mix, restore_rng, seed_everything
 from keepstep.signals import StopRequest
 from keepstep.state import Loaded, TrainingState
 from keepstep.strategies.forward import hold_of
-
-if TYPE_CHECKING:
-    from keepstep.fingerprints.writer import Fingerprints
 
 _SYNC_INTERVAL_S = 1.0
 """How often workers exchange metrics and stop requests, about."""
@@ -68,7 +66,7 @@ class Run:
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
         self._metrics = Metrics(context.collective)
         self._checkpointer = Checkpointer(context, self._state, self._journal)
-        self._fingerprints = self._begin_fingerprints()
+        self._fingerprints = begin_fingerprints(context, self._state)  # None but under `keepstep verify`
         self._replay_until = context.job.replay_until if context.job else 0
         self._batch: Batch | None = None
         """The batch whose step is under way."""
@@ -385,14 +383,6 @@ class Run:
             loader.close()
 
     # -- small parts --------------------------------------------------------------------------------------------------
-
-    def _begin_fingerprints(self) -> Fingerprints | None:
-        """Under `keepstep verify` only."""
-        if self._context.job is None or not self._context.job.fingerprints:
-            return None
-        from keepstep.fingerprints.writer import Fingerprints
-
-        return Fingerprints(self._context, self._state)
 
     def _before_evaluation(self) -> None:
         self._restore_once()

@@ -17,8 +17,8 @@ from typing import Any
 
 from keepstep import current
 from keepstep.errors import ConfigError, KeepstepError, Stopped
-from keepstep.folder import RunFolder
-from keepstep.job import ERROR_FILE, LOGS, SUPERVISOR, TARGET, Job, Target
+from keepstep.fingerprints.switch import watch_calls
+from keepstep.job import ERROR_FILE, LOGS, SUPERVISOR, TARGET, Target
 from keepstep.run import Run
 
 FAILURE_MARK = "keepstep: this worker failed:"
@@ -69,7 +69,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     _log_to(Path(os.environ[LOGS]) / f"rank_{rank}.txt")
     try:
-        _watch_for_verify(rank)
+        watch_calls(rank)
         try:
             execute(Target.from_json(os.environ[TARGET]))
         except Stopped:
@@ -81,16 +81,6 @@ def main() -> None:
     except BaseException as error:
         _fail(error)
     current.leave_with(0)
-
-
-def _watch_for_verify(rank: int) -> None:
-    """Before the script is imported: it may take `time` of the module `time` with it."""
-    job = Job.from_environment()
-    if job is not None and job.fingerprints:
-        from keepstep.fingerprints.suspects import install
-        from keepstep.fingerprints.writer import FOLDER
-
-        install(RunFolder(job.settings["storage"], job.name).path / FOLDER, rank)
 
 
 def main_when_told() -> None:

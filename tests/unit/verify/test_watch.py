@@ -33,7 +33,10 @@ def test_steps_and_processes_are_followed_through_a_restart(tmp_path: Path) -> N
     watch.look()
     watch.look()
     assert (watch.starts, watch.step, watch.furthest, watch.pids((0, 1))) == (1, 1, 2, [10, 11])
-    write(tmp_path, 0, start(20, 2), {"step": 2, "epoch": 0}, {"step": 3, "epoch": 0})
+    write(tmp_path, 0, start(20, 2))
+    watch.look()
+    assert (watch.starts, watch.workers[0].step, watch.furthest) == (2, 0, 1)
+    write(tmp_path, 0, {"step": 2, "epoch": 0}, {"step": 3, "epoch": 0})
     watch.look()
     assert (watch.starts, watch.step) == (2, 1)  # rank 1 is not back yet
     write(tmp_path, 1, start(21, 2), {"step": 2, "epoch": 0}, {"step": 3, "epoch": 0})
