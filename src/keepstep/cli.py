@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.config import DEVICES, SETTINGS, flag
-from keepstep.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, KeepstepError
+from keepstep.errors import EXIT_USAGE, ConfigError, KeepstepError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    words, rest = _split_at_script(words) if words[:1] in (["run"], ["tune"]) else (words, [])
+    words, rest = _split_at_script(words) if words[:1] in (["run"], ["tune"], ["verify"]) else (words, [])
     arguments = _parser().parse_args(words)
     arguments.arguments = rest
     try:
@@ -42,6 +42,8 @@ def _split_at_script(words: list[str]) -> tuple[list[str], list[str]]:
     values = {flag(name) for name, setting in SETTINGS.items() if not isinstance(setting.default, bool)}
     if words[0] == "tune":
         values |= {"--space", "--metric", "--trials", "--method", "--grace"}
+    if words[0] == "verify":
+        values |= {"--kills", "--faults-seed", "--output"}
     place = 1
     while place < len(words) and words[place].startswith("-"):
         place += 2 if words[place] in values else 1
@@ -49,15 +51,11 @@ def _split_at_script(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from keepstep.engines import Outcome
     from keepstep.job import Target
     from keepstep.supervisor import supervise
 
     target = Target(arguments.target, tuple(arguments.arguments))
-    result = supervise(_settings(arguments), target, began=_process_began())
-    if result.failures and result.failures[0].user_error:
-        return EXIT_USAGE
-    return {Outcome.FINISHED: 0, Outcome.STOPPED: EXIT_STOPPED, Outcome.FAILED: EXIT_FAILED}[result.outcome]
+    return supervise(_settings(arguments), target, began=_process_began()).exit_code
 
 
 def _process_began() -> float:
@@ -83,6 +81,15 @@ def _tune(arguments: argparse.Namespace) -> int:
         raise ConfigError("keepstep tune searches with Ray Tune, which is not installed: pip install 'keepstep[ray]'")
     options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
     return tune(_settings(arguments), Target(arguments.target, tuple(arguments.arguments)), options)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from keepstep.job import Target
+    from keepstep.verify.command import verify
+    from keepstep.verify.verification import Options
+
+    options = Options(arguments.kills, arguments.faults_seed, arguments.output)
+    return verify(_settings(arguments), Target(arguments.target, tuple(arguments.arguments)), options)
 
 
 def _runs(arguments: argparse.Namespace) -> int:
@@ -158,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
     _add_tune(commands)
+    _add_verify(commands)
     _add(commands, "runs", _runs, "list the runs")
     show = _add(commands, "show", _show, "show one run: settings, metrics, failures, where the time went")
     show.add_argument("name", help="the run's name")
@@ -252,6 +260,23 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--grace", type=int, default=1, metavar="N", help=grace)
     tune.add_argument("--resume", action="store_true", help="go on with the search of this --name")
     _add_settings(tune)
+
+
+def _add_verify(commands: Any) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="kill a script's workers, and prove that it comes out the same",
+        description="Runs a script undisturbed and with injected faults, compares every step bit for bit, and writes a "
+        "certificate, or names what is lost and why. Exit code 0: certified; 1: not.",
+        usage="keepstep verify [options] SCRIPT [its arguments ...]",
+        allow_abbrev=False,
+    )
+    verify.set_defaults(call=_verify)
+    verify.add_argument("--kills", type=int, default=3, help="how many, at random steps (default: %(default)s)")
+    verify.add_argument("--faults-seed", type=int, metavar="SEED", help="draws the same faults as this seed did before")
+    output = "folder for certificate.json and certificate.html (default: verify-NAME-TIME in --storage)"
+    verify.add_argument("--output", metavar="FOLDER", help=output)
+    _add_settings(verify)
 
 
 def _add_settings(run: argparse.ArgumentParser) -> None:

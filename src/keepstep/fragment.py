@@ -41,6 +41,10 @@ class Fragment:
         for offsets, view in self._views.items():
             view.copy_(other._views[offsets])
 
+    def parts(self) -> Iterator[torch.Tensor]:
+        """The rectangular parts that make it up."""
+        return iter(self._views.values())
+
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)
         return [

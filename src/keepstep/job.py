@@ -43,6 +43,8 @@ class Job:
     launched: float = 0.0
     inspected_step: int = 0
     """The step in which an earlier attempt's loss became no number: everything is looked at there."""
+    fingerprints: bool = False
+    """Whether workers note a fingerprint of every step, for `keepstep verify`."""
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)

@@ -34,6 +34,7 @@ from keepstep.data.loader import Batch, Loader
 from keepstep.data.nested import size_of, take
 from keepstep.divergence import Inspector, check_numbers
 from keepstep.errors import LoopError, Stopped
+from keepstep.fingerprints.switch import begin_fingerprints
 from keepstep.observe.heart import CHECKPOINT, DATA, IDLE, REPLAY, STEP, VALIDATION, Heart
 from keepstep.observe.journal import Journal
 from keepstep.observe.metrics import Metrics, Record
@@ -70,6 +71,7 @@ class Run:
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
         self._metrics = Metrics(context.collective)
         self._checkpointer = Checkpointer(context, self._state, self._journal)
+        self._fingerprints = begin_fingerprints(context, self._state)  # None but under `keepstep verify`
         self._replay_until = context.job.replay_until if context.job else 0
         self._batch: Batch | None = None
         """The batch whose step is under way."""
@@ -228,6 +230,8 @@ class Run:
         for batch in loader.training_pass():
             self._set_batch(batch)
             self.left_at = None
+            if self._fingerprints is not None:
+                self._fingerprints.begin(batch)
             heart.enter(STEP if self.step >= self._replay_until else REPLAY)
             try:
                 yield batch.data
@@ -246,6 +250,8 @@ class Run:
         """A second loader within a step (a GAN's noise): it feeds the step but does not count it."""
         for batch in loader.training_pass():
             loader.offset += 1
+            if self._fingerprints is not None:
+                self._fingerprints.also(batch)
             yield batch.data
 
     def _complete_step(self, loader: Loader) -> None:
@@ -264,6 +270,8 @@ class Run:
     def _boundary(self) -> None:
         for model in self._state.models.values():
             model.sync_buffers()
+        if self._fingerprints is not None:
+            self._fingerprints.write(self.step, self.epoch)
         self._checkpointer.raise_error()
         if self._steps_made == 1:
             self._checkpointer.warm_up()

@@ -17,7 +17,7 @@ import torch
 from keepstep.config import Config
 from keepstep.device import choose_device
 from keepstep.engines import Launch, Outcome, make_engine
-from keepstep.errors import ConfigError, RunFolderError, StorageError
+from keepstep.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, RunFolderError, StorageError
 from keepstep.failure import (
     HANG,
     NOT_FINITE,
@@ -56,10 +56,21 @@ class Result:
     metrics: dict[str, Any]
     failures: list[WorkerFailure]
 
+    @property
+    def exit_code(self) -> int:
+        if self.failures and self.failures[0].user_error:
+            return EXIT_USAGE
+        return {Outcome.FINISHED: 0, Outcome.STOPPED: EXIT_STOPPED, Outcome.FAILED: EXIT_FAILED}[self.outcome]
 
-def supervise(settings: dict[str, Any], target: Target, began: float | None = None) -> Result:
-    """Runs a target to its end under `settings`, the ones that were given by hand. `began`: when the user began to
-    wait, if that was before now."""
+
+def supervise(
+    settings: dict[str, Any], target: Target, began: float | None = None, fingerprints: bool = False
+) -> Result:
+    """Runs a target to its end under `settings`, the ones that were given by hand.
+
+    `began`: when the user began to wait, if that was before now. `fingerprints`: workers note one of every step, for
+    `keepstep verify`.
+    """
     config = Config.from_settings(settings)
     _check(config)
     target.check()
@@ -79,7 +90,7 @@ def supervise(settings: dict[str, Any], target: Target, began: float | None = No
         if folder.finished:
             folder.push_end()
             return _already_finished(folder)
-        return Supervisor(settings, config, target, folder, began or time.time()).run()
+        return Supervisor(settings, config, target, folder, began or time.time(), fingerprints).run()
     finally:
         folder.release()
 
@@ -119,7 +130,13 @@ class Supervisor:
     """One run on this machine, through all of its attempts."""
 
     def __init__(
-        self, settings: dict[str, Any], config: Config, target: Target, folder: RunFolder, began: float
+        self,
+        settings: dict[str, Any],
+        config: Config,
+        target: Target,
+        folder: RunFolder,
+        began: float,
+        fingerprints: bool,
     ) -> None:
         self._config, self._target, self._folder = config, target, folder
         self._in_process = config.launch.resolved_engine == "inprocess"
@@ -130,7 +147,7 @@ class Supervisor:
         self._hearts = Path(tempfile.mkdtemp(prefix="keepstep-hearts-"))
         # Workers may start in another folder, and the script may have a --storage of its own: this is the run's.
         placed = {**settings, "storage": folder.storage}
-        self._job = Job(placed, folder.name, str(self._hearts), self._in_process)
+        self._job = Job(placed, folder.name, str(self._hearts), self._in_process, fingerprints=fingerprints)
         self._stopping = False
         self._tail = Tail(folder, mute_after=FAILURE_MARK)
         self._monitor = self._new_monitor()

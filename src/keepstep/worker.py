@@ -17,6 +17,7 @@ from typing import Any
 
 from keepstep import current
 from keepstep.errors import ConfigError, KeepstepError, NotFinite, Stopped
+from keepstep.fingerprints.switch import watch_calls
 from keepstep.job import ERROR_FILE, LOGS, SUPERVISOR, TARGET, Target
 from keepstep.run import Run
 
@@ -68,6 +69,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     _log_to(Path(os.environ[LOGS]) / f"rank_{rank}.txt")
     try:
+        watch_calls(rank)
         try:
             execute(Target.from_json(os.environ[TARGET]))
         except Stopped:

@@ -72,6 +72,12 @@ def test_the_list_of_commands_and_flags() -> None:
             "--resume",
             *("--" + name.replace("_", "-") for name in SETTINGS),
         ],
+        "verify": [
+            "--kills",
+            "--faults-seed",
+            "--output",
+            *("--" + name.replace("_", "-") for name in SETTINGS),
+        ],
         "runs": ["--storage"],
         "show": ["--storage"],
         "checkpoints": ["--storage", "--verify"],

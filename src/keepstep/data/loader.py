@@ -28,6 +28,8 @@ class Batch(NamedTuple):
     """Samples of it that count: 0 on a worker that stands in with a sample of another, so as to keep step."""
     num_global: int
     world_size: int
+    indices: Any = None
+    """The samples' numbers in the data set, where it has any."""
 
     @property
     def weight(self) -> float:
@@ -203,7 +205,7 @@ class MapSource:
             num_samples = len(share.indices)
             if not num_samples and not training:
                 data = take(data, 0, 0)
-            batch = Batch(self._transfer(data), num_samples, share.num_global, self._world_size)
+            batch = Batch(self._transfer(data), num_samples, share.num_global, self._world_size, share.indices)
             del data  # memory that is held while the step goes on cannot be the next batch's, which is slower in fresh
             yield batch
         if training:

@@ -1,0 +1,1 @@
+"""What a worker notes of every step, for `keepstep verify`: hashes of all that makes the next step what it is."""
