@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ class Supervised:
         self.settings: dict[str, Any] = {}
         self.target = Target("")
 
-    def __call__(self, settings: dict[str, Any], target: Target) -> Result:
+    def __call__(self, settings: dict[str, Any], target: Target, began: float) -> Result:
+        assert 0 <= time.time() - began < 3600, "since this process began"
         self.settings, self.target = settings, target
         if self.error is not None:
             raise self.error
@@ -182,7 +184,7 @@ def test_bad_input_that_a_worker_found_is_bad_input(monkeypatch: pytest.MonkeyPa
 
     def ends_with(*failures: WorkerFailure) -> int:
         result = Result(Outcome.FAILED, "name", Path(), 0, {}, list(failures))
-        monkeypatch.setattr(supervisor, "supervise", lambda *_: result)
+        monkeypatch.setattr(supervisor, "supervise", lambda *_, **__: result)
         return cli.main(["run", "train.py"])
 
     assert ends_with(mistake, crash) == 2
