@@ -36,6 +36,7 @@ from keepstep.errors import LoopError, Stopped
 from keepstep.observe.heart import CHECKPOINT, DATA, OTHER, REPLAY, STEP, Heart
 from keepstep.observe.journal import Journal
 from keepstep.observe.metrics import Metrics, Record
+from keepstep.observe.recovery import Recovery
 from keepstep.preparation import prepare
 from keepstep.seeding import capture_rng, mix, restore_rng, seed_everything
 from keepstep.signals import StopRequest
@@ -60,6 +61,7 @@ class Run:
         """The step in whose body the loop was left, if it was."""
         self._place = Place()
         self._heart = Heart(context.heart_path, context.job.launched if context.job else None)
+        self._recovery = Recovery(context.job, context.began)
         self._journal = Journal(context)  # leaves, if the run has finished
         self._stop = StopRequest(self._heart, supervised=not context.has_terminal)
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
@@ -261,7 +263,9 @@ class Run:
             model.sync_buffers()
         self._checkpointer.raise_error()
         if self._steps_made == 1:
+            self._journal.recovered(self.step, self._recovery)
             self._checkpointer.warm_up()
+            self._context.note_imports()
         due = self._checkpointer.due_at(self.step)
         if due or self.step >= self._next_sync:
             stop, due_by_time = self._sync()
@@ -309,6 +313,7 @@ class Run:
         loaded = self._checkpointer.restore()
         if loaded is not None:
             self._take_up(loaded)
+        self._recovery.mark()
 
     def _take_up(self, loaded: Loaded) -> None:
         saved = loaded.state["run"]

@@ -25,6 +25,7 @@ from keepstep.observe.console import Display
 from keepstep.observe.heart import Pulse
 from keepstep.observe.journal import nothing_left
 from keepstep.observe.ledger import Ledger
+from keepstep.observe.recovery import Loss, marks
 from keepstep.observe.tail import Tail
 from keepstep.signals import StopSignals
 from keepstep.strategies.checks import check_flags
@@ -169,10 +170,11 @@ class Supervisor:
         self._tail.unmute()
         self._job = replace(self._job, launched=time.time())
         os.environ[JOB] = self._job.to_json()
+        self._job = replace(self._job, loss=None)  # the next attempt may have another reason
         if self._leads:
             self._folder.event("launched", workers=self._config.launch.workers, attempt=len(self._history) + 1)
 
-    def _on_failure(self, failures: list[WorkerFailure]) -> bool:
+    def _on_failure(self, failures: list[WorkerFailure], loss: Loss) -> bool:
         pulses = self._pulses()
         located = [self._located(failure, pulses.get(failure.rank)) for failure in failures]
         ordered = first_cause_first(located)
@@ -181,7 +183,7 @@ class Supervisor:
         decision = decide(self._history, self._config.launch.max_failures)
         retry = decision.retry and not self._stopping
         reached = max([self._job.replay_until, *(pulse.step for pulse in pulses.values())])
-        self._job = replace(self._job, replay_until=reached)
+        self._job = replace(self._job, replay_until=reached, loss=marks(loss))
         if self._leads:
             failed = [{"rank": f.rank, "cause": f.cause, "message": f.message, "step": f.step, "phase": f.phase,
                        "traceback": f.traceback, "log_tail": f.log_tail} for f in ordered]  # fmt: skip

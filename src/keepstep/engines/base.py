@@ -12,6 +12,7 @@ from keepstep.config import LaunchConfig
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
 from keepstep.job import Target
+from keepstep.observe.recovery import Loss
 
 
 class Outcome(Enum):
@@ -33,8 +34,8 @@ class Launch:
     folder: RunFolder
     before_attempt: Callable[[], None]
     """Called before workers are started, each time."""
-    on_failure: Callable[[list[WorkerFailure]], bool]
-    """Called with an attempt's failures; True: try again."""
+    on_failure: Callable[[list[WorkerFailure], Loss], bool]
+    """Called with an attempt's failures, and when they came; True: try again."""
     watch: Callable[[], None]
     """Called a few times a second while workers run elsewhere."""
     say: Callable[[str], None]

@@ -8,6 +8,7 @@ from keepstep import current
 from keepstep.engines.base import Launch, Outcome
 from keepstep.errors import KeepstepError, Stopped
 from keepstep.failure import WorkerFailure
+from keepstep.observe.recovery import Loss
 from keepstep.worker import execute, failed_step, user_traceback
 
 
@@ -21,7 +22,7 @@ class InProcess:
                 return self._attempt(launch)
             except Exception as error:
                 failure = _report(error)
-                if not launch.on_failure([failure]):
+                if not launch.on_failure([failure], Loss(failure.moment, failure.moment, time.time())):
                     return Outcome.FAILED
 
     def _attempt(self, launch: Launch) -> Outcome:
