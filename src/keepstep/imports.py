@@ -30,24 +30,44 @@ _INSTALLED = _folders(
     *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
 )
 _STANDARD = _folders(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-_before: dict[str, str] | None = None
-"""The environment when the script began."""
+
+
+class _Witness(MetaPathFinder):
+    """Finds nothing, but sees the imports begin; sys.modules has them in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self.environment, self.names = dict(os.environ), list[str]()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        self.names.append(fullname)
+        return None
+
+
+_witness: _Witness | None = None
+"""Of the script that this process runs."""
 
 
 def script_begins() -> None:
     """Called before a worker runs its script."""
-    global _before
-    _before = dict(os.environ)
+    global _witness
+    _witness = _Witness()
+    sys.meta_path.insert(0, _witness)
 
 
 def note_imports(file: Path) -> None:
-    """Writes the names of the installed modules that are imported by now, in the order of their import.
+    """Writes the names of the installed modules that were imported since the script began, in their order.
 
     None, if the script, or a package, has set environment variables: they may be what later imports go by.
     """
+    global _witness
+    witness, _witness = _witness, None
     names = []
-    if _settings(os.environ) == _settings(_before or {}):
-        names = [name for name, module in list(sys.modules.items()) if _is_installed(name, module)]
+    if witness is not None:
+        sys.meta_path.remove(witness)
+        if _settings(os.environ) == _settings(witness.environment):
+            names = [name for name in dict.fromkeys(witness.names) if _is_installed(name)]
     half = file.with_name(f".{file.name}")
     half.write_text(json.dumps(names))
     half.replace(file)
@@ -99,8 +119,8 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
 
 
-def _is_installed(name: str, module: ModuleType) -> bool:
-    spec = getattr(module, "__spec__", None)
+def _is_installed(name: str) -> bool:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
     if spec is None or spec.name != name or not spec.has_location or spec.origin is None:
         return False
     return _is_in(spec.origin, _INSTALLED)
