@@ -14,19 +14,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-WORKERS, STEPS, EVERY, STEP_S = 2, 500, 5, 0.02
-"""Checkpoints are EVERY steps; STEP_S: a step takes at least so long, as a larger model's would."""
+WORKERS, STEPS, EVERY, STEP_S = 2, 720, 5, 0.02
+"""EVERY: steps between checkpoints. STEP_S: a step takes at least so long, as a larger model's would."""
 
 
-def make() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+def make(steps: int = STEPS) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
-    data = TensorDataset(torch.randn(64 * STEPS, 32), torch.randint(0, 8, (64 * STEPS,)))
+    data = TensorDataset(torch.randn(64 * steps, 32), torch.randint(0, 8, (64 * steps,)))
     return model, torch.optim.AdamW(model.parameters()), DataLoader(data, 64)
 
 
 def note(folder: str | Path, step: int, rank: int) -> None:
-    """A completed step, with its time, and which process made it."""
+    """A completed step, with its time and the process that made it."""
     with (Path(folder) / f"steps_{rank}.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, "time": time.time(), "process": os.getpid()}) + "\n")
 
