@@ -1,5 +1,5 @@
-"""Kills a random worker at a random moment, and measures until the next completed step: keepstep on torchrun and on Ray,
-beside a bare torchrun and a bare Ray Train whose scripts save and resume by hand, taking turns."""
+"""Kills a random worker at a random moment, and measures until the next completed step: keepstep on torchrun and on
+Ray, beside a bare torchrun and a bare Ray Train whose scripts save and resume by hand, taking turns."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from typing import Any
 import ray
 from measure import RESULTS, Row, compare, print_table, write_json
 from ray_train import run_bare
-from small_loop import EVERY, STEP_S, STEPS, WORKERS
+from small_loop import EVERY, STEP_S, WORKERS
 
 from keepstep.observe.recovery import PHASES
 
 LOOP = Path(__file__).with_name("small_loop.py")
-FIRST, LAST = 500, 700
+STEPS, FIRST, LAST = 720, 500, 700
 """The steps between which the worker dies: by then standbys, which start after the first step, are there."""
+BARE_STEPS, BARE_FIRST, BARE_LAST = 60, 20, 50
+"""The same without keepstep: Ray Train's checkpoints take seconds each, and nothing is waited for."""
 TARGETS = {"bare torchrun": 0.5, "bare Ray Train": 1 / 6}
 LIMIT_S = 300.0
 
@@ -40,9 +42,10 @@ def noted(folder: str, rank: int) -> list[dict[str, Any]]:
 class Killer(threading.Thread):
     """Kills a worker once it has made so many steps, and a moment more; notes when."""
 
-    def __init__(self, folder: str, chance: random.Random) -> None:
+    def __init__(self, folder: str, is_bare: bool, chance: random.Random) -> None:
         super().__init__(daemon=True)
-        self._folder, self.rank, self.step = folder, chance.randrange(WORKERS), chance.randrange(FIRST, LAST)
+        steps = (BARE_FIRST, BARE_LAST) if is_bare else (FIRST, LAST)
+        self._folder, self.rank, self.step = folder, chance.randrange(WORKERS), chance.randrange(*steps)
         self._moment_s = chance.uniform(0, 2 * STEP_S)
         self.killed_at: float | None = None
 
@@ -58,38 +61,34 @@ class Killer(threading.Thread):
 
 
 def command(*words: str, **environment: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    chosen = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-m", *words], env=chosen, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
 
 
 def keepstep(folder: str, *flags: str) -> None:
     words = ["--workers", str(WORKERS), "--device", "cpu", "--name", "run", "--storage", folder]
-    command("keepstep", "run", *flags, *words, "--checkpoint-every", str(EVERY), str(LOOP), folder)
+    command("keepstep", "run", *flags, *words, "--checkpoint-every", str(EVERY), str(LOOP), folder, str(STEPS))
 
 
 def bare_torchrun(folder: str) -> None:
-    words = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=1", str(LOOP), folder, "--by-hand"]
-    # Without it, restarted workers of torch 2.13 now and then wait forever for the addresses of their dead predecessors.
+    words = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=1"]
+    words += [str(LOOP), folder, str(BARE_STEPS), "--by-hand"]
+    # Without it, torch 2.13's restarted workers now and then find their dead predecessors' addresses, and wait forever.
     command("torch.distributed.run", *words, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
-def measured(start: Callable[[str], None], chance: random.Random) -> dict[str, Any]:
-    """Seconds from the death to the next completed step, by the clock of who killed; keepstep's own phases beside it."""
+def measured(start: Callable[[str], None], is_bare: bool, chance: random.Random) -> dict[str, Any]:
+    """Seconds from the death to the next completed step, by the clock of who killed; and keepstep's own phases."""
     with tempfile.TemporaryDirectory(prefix="keepstep-bench-") as folder:
-        killer = Killer(folder, chance)
+        killer = Killer(folder, is_bare, chance)
         killer.start()
         start(folder)
         killer.join()
         steps, events = noted(folder, 0), Path(folder) / "run" / "events.jsonl"
         own = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
     assert killer.killed_at is not None, "nobody was killed"
-    assert steps[-1]["step"] == STEPS, "it did not come to its end"
+    assert steps[-1]["step"] == (BARE_STEPS if is_bare else STEPS), "it did not come to its end"
     after = [step["time"] for step in steps if step["process"] != steps[0]["process"]]
     phases = [event["seconds"] for event in own if event["event"] == "recovered"]
     return {
@@ -119,13 +118,13 @@ def main() -> None:
     contenders: dict[str, Callable[[str], None]] = {
         "bare torchrun": bare_torchrun,
         "keepstep on torchrun": lambda folder: keepstep(folder, "--engine", "torchrun"),
-        "bare Ray Train": lambda folder: run_bare(folder, STEPS, dies=False, step_s=STEP_S),
+        "bare Ray Train": lambda folder: run_bare(folder, BARE_STEPS, dies=False, step_s=STEP_S),
         "keepstep on ray": lambda folder: keepstep(folder, "--engine", "ray", "--address", address),
     }
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     for number in range(arguments.rounds):
         for name, start in contenders.items():
-            found[name].append(measured(start, chance))
+            found[name].append(measured(start, name in TARGETS, chance))
             print(f"round {number} {name}: {found[name][-1]['seconds']:.2f} s", flush=True)
     ray.shutdown()
     rows: list[Row] = []

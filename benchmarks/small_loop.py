@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-WORKERS, STEPS, EVERY, STEP_S = 2, 720, 5, 0.02
+WORKERS, EVERY, STEP_S = 2, 5, 0.02
 """EVERY: steps between checkpoints. STEP_S: a step takes at least so long, as a larger model's would."""
 
 
-def make(steps: int = STEPS) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+def make(steps: int) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
     data = TensorDataset(torch.randn(64 * steps, 32), torch.randint(0, 8, (64 * steps,)))
@@ -31,7 +31,7 @@ def note(folder: str | Path, step: int, rank: int) -> None:
         file.write(json.dumps({"step": step, "time": time.time(), "process": os.getpid()}) + "\n")
 
 
-def by_hand(folder: Path) -> None:
+def by_hand(folder: Path, steps: int) -> None:
     """What a careful person writes for torchrun."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -39,7 +39,7 @@ def by_hand(folder: Path) -> None:
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model, optimizer, loader = make()
+    model, optimizer, loader = make(steps)
     model = DistributedDataParallel(model)
     sampler = DistributedSampler(loader.dataset, shuffle=False)
     loader = DataLoader(loader.dataset, 64 // WORKERS, sampler=sampler)
@@ -64,11 +64,11 @@ def by_hand(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def with_keepstep(folder: Path) -> None:
+def with_keepstep(folder: Path, steps: int) -> None:
     import keepstep
 
     run = keepstep.start()
-    model, optimizer, loader = run.prepare(*make())
+    model, optimizer, loader = run.prepare(*make(steps))
     for x, y in run.steps(loader):
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -80,6 +80,7 @@ def with_keepstep(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("steps", type=int)
     parser.add_argument("--by-hand", action="store_true")
     arguments = parser.parse_args()
-    (by_hand if arguments.by_hand else with_keepstep)(arguments.folder)
+    (by_hand if arguments.by_hand else with_keepstep)(arguments.folder, arguments.steps)
