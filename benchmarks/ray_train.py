@@ -17,25 +17,12 @@ import torch.nn.functional as F
 from measure import RESULTS, Row, compare, print_table, write_json
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from small_loop import EVERY, WORKERS, make, note
+from torch.utils.data import DataLoader
 
 import keepstep
 
-WORKERS, STEPS, EVERY, DIES_AT = 2, 40, 5, 22
-
-
-def make() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
-    data = TensorDataset(torch.randn(64 * STEPS, 32), torch.randint(0, 8, (64 * STEPS,)))
-    return model, torch.optim.AdamW(model.parameters()), DataLoader(data, 64)
-
-
-def note(folder: str, step: int) -> None:
-    """A completed step, with its time, as rank 0 sees it."""
-    with (Path(folder) / "steps.jsonl").open("a") as file:
-        file.write(json.dumps({"step": step, "time": time.time(), "process": os.getpid()}) + "\n")
+STEPS, DIES_AT = 40, 22
 
 
 def die_once(folder: str, step: int, rank: int) -> None:
@@ -47,8 +34,8 @@ def die_once(folder: str, step: int, rank: int) -> None:
 
 def bare(config: dict[str, Any]) -> None:
     """Ray Train's training function, with the checkpoints that its guide asks the user to write."""
-    folder, context = config["folder"], ray.train.get_context()
-    model, optimizer, loader = make()
+    folder, steps, context = config["folder"], config["steps"], ray.train.get_context()
+    model, optimizer, loader = make(steps)
     model = prepare_model(model)
     loader = prepare_data_loader(DataLoader(loader.dataset, 64 // WORKERS))
     first = 0
@@ -62,12 +49,13 @@ def bare(config: dict[str, Any]) -> None:
     for step, (x, y) in enumerate(loader):
         if step < first:
             continue
-        die_once(folder, step, context.get_world_rank())
+        if config["dies"]:
+            die_once(folder, step, context.get_world_rank())
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if context.get_world_rank() == 0:
-            note(folder, step + 1)
+        time.sleep(config["step_s"])
+        note(folder, step + 1, context.get_world_rank())
         if (step + 1) % EVERY == 0:
             with tempfile.TemporaryDirectory() as scratch:
                 saved = None
@@ -78,10 +66,11 @@ def bare(config: dict[str, Any]) -> None:
                 ray.train.report({"step": step + 1}, checkpoint=saved)
 
 
-def run_bare(folder: str) -> None:
+def run_bare(folder: str, steps: int = STEPS, dies: bool = True, step_s: float = 0.0) -> None:
+    """`dies`: a worker kills itself at step DIES_AT. `step_s`: what a step takes at least."""
     TorchTrainer(
         bare,
-        train_loop_config={"folder": folder},
+        train_loop_config={"folder": folder, "steps": steps, "dies": dies, "step_s": step_s},
         scaling_config=ScalingConfig(num_workers=WORKERS),
         run_config=RunConfig(
             name="bare",
@@ -95,14 +84,13 @@ def run_bare(folder: str) -> None:
 def ours(folder: str) -> None:
     """The same loop with keepstep."""
     run = keepstep.start()
-    model, optimizer, loader = run.prepare(*make())
+    model, optimizer, loader = run.prepare(*make(STEPS))
     for x, y in run.steps(loader):
         die_once(folder, run.step, run.rank)
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if run.is_main:
-            note(folder, run.step + 1)
+        note(folder, run.step + 1, run.rank)
 
 
 def run_ours(folder: str) -> None:
@@ -117,7 +105,7 @@ def measured(start: Any) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="keepstep-bench-") as folder:
         began = time.time()
         start(folder)
-        steps = [json.loads(line) for line in (Path(folder) / "steps.jsonl").read_text().splitlines()]
+        steps = [json.loads(line) for line in (Path(folder) / "steps_0.jsonl").read_text().splitlines()]
         died = float((Path(folder) / "died").read_text())
     after = [step["time"] for step in steps if step["process"] != steps[0]["process"]]
     assert steps[-1]["step"] == STEPS, "it did not come to its end"

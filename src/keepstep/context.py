@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from keepstep.config import Config
 from keepstep.device import choose_device, set_arithmetic
 from keepstep.errors import ConfigError
 from keepstep.folder import RunFolder
-from keepstep.job import Job, script_name, stamped
+from keepstep.imports import note_imports
+from keepstep.job import IMPORTS, Job, script_name, stamped
 from keepstep.observe.arrivals import remember_arrivals
 from keepstep.seeding import seed_everything
 from keepstep.strategies import Setup, Strategy, make_strategy
@@ -42,9 +44,12 @@ class Context:
     nonce: str
     """Of this attempt: the same on all workers, never the same again."""
     owns_process_group: bool
+    began: float
+    """When the script called `keepstep.start`."""
 
     @classmethod
     def create(cls, settings: dict[str, Any]) -> Context:
+        began = time.time()
         job = Job.from_environment()
         config = Config.from_settings({**settings, **(job.settings if job else {})})
         rank, world_size, local_rank, local_world_size = _place()
@@ -73,6 +78,7 @@ class Context:
             folder=RunFolder(config.folder.storage, run_name),
             nonce=nonce,
             owns_process_group=owns,
+            began=began,
         )
 
     @property
@@ -83,6 +89,11 @@ class Context:
     def has_terminal(self) -> bool:
         """Whether this process, not a supervisor's, is the one that the user sees and sends signals to."""
         return self.job is None or self.job.in_process
+
+    def note_imports(self) -> None:
+        """For the standby that may have to take this worker's place."""
+        if self.job is not None and not self.job.in_process:
+            note_imports(Path(self.job.hearts) / f"{IMPORTS}{self.rank}")
 
     def leave(self) -> None:
         if self.owns_process_group and dist.is_initialized():

@@ -25,6 +25,8 @@ RAY_ADDRESS = "KEEPSTEP_RAY_ADDRESS"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The environment variable, torchrun's own, with the file that a failing worker leaves its report in."""
 PICKLED = ".function.pkl"
+IMPORTS = "imports_"
+"""The file's name, beside the heartbeats in which a worker notes what its script has imported; its rank follows."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Job:
     """The step in which an earlier attempt's loss became no number: everything is looked at there."""
     fingerprints: bool = False
     """Whether workers note a fingerprint of every step, for `keepstep verify`."""
+    death: tuple[float, ...] | None = None
+    """When a worker had died, was found dead, and all had gone, if this attempt is made for that reason."""
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)

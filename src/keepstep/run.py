@@ -38,6 +38,7 @@ from keepstep.fingerprints.switch import begin_fingerprints
 from keepstep.observe.heart import CHECKPOINT, DATA, IDLE, REPLAY, STEP, VALIDATION, Heart
 from keepstep.observe.journal import Journal
 from keepstep.observe.metrics import Metrics, Record
+from keepstep.observe.recovery import Recovery
 from keepstep.observe.stacks import StackWriter
 from keepstep.observe.vitals import Examination
 from keepstep.preparation import prepare
@@ -66,6 +67,7 @@ class Run:
         self._heart = Heart(context.heart_path, context.job.launched if context.job else None)
         self._stacks = StackWriter(context.heart_path, not context.has_terminal) if context.heart_path else None
         self._vitals = Examination(self._heart, context.rank, context.device, context.save_group)
+        self._recovery = Recovery(context.job, context.began)
         self._journal = Journal(context)  # leaves, if the run has finished
         self._stop = StopRequest(self._heart, supervised=not context.has_terminal)
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
@@ -274,7 +276,9 @@ class Run:
             self._fingerprints.write(self.step, self.epoch)
         self._checkpointer.raise_error()
         if self._steps_made == 1:
+            self._journal.recovered(self.step, self._recovery)
             self._checkpointer.warm_up()
+            self._context.note_imports()
         due = self._checkpointer.due_at(self.step)
         if due or self.step >= self._next_sync:
             stop, due_by_time = self._sync()
@@ -328,6 +332,7 @@ class Run:
         job = self._context.job
         if job is not None and job.inspected_step:
             Inspector(self._state, job.inspected_step, lambda: self.step)
+        self._recovery.mark()
 
     def _take_up(self, loaded: Loaded) -> None:
         saved = loaded.state["run"]

@@ -18,6 +18,7 @@ from keepstep.errors import RunFolderError
 from keepstep.folder import RunFolder, check_numbers
 from keepstep.observe.console import format_metrics, printable
 from keepstep.observe.ledger import LINES, Ledger
+from keepstep.observe.recovery import describe
 from keepstep.storage import Storage
 
 
@@ -116,6 +117,8 @@ def _event_lines(event: dict[str, Any]) -> Iterator[str]:
         yield f"{at}  {event['reason']}"
     elif event["event"] == "resumed":
         yield f"{at}  resumed from step {event['step']}"
+    elif event["event"] == "recovered":
+        yield f"{at}  {describe(event['seconds'])}"
     elif event["event"] == "checkpoint_passed_over":
         yield f"{at}  passed over: {event['problem']}"
     elif event["event"] == "sink_problem":

@@ -36,6 +36,7 @@ from keepstep.observe.health import Verdict
 from keepstep.observe.heart import Pulse
 from keepstep.observe.journal import nothing_left
 from keepstep.observe.monitor import Monitor
+from keepstep.observe.recovery import Death, marks
 from keepstep.observe.sinks import check_installed
 from keepstep.observe.sinks.of_run import RunSinks
 from keepstep.observe.stacks import stack_of, where
@@ -211,10 +212,11 @@ class Supervisor:
         self._tail.unmute()
         self._job = replace(self._job, launched=time.time())
         os.environ[JOB] = self._job.to_json()
+        self._job = replace(self._job, death=None)  # the next attempt may have another reason
         if self._leads:
             self._folder.event("launched", workers=self._config.launch.workers, attempt=len(self._history) + 1)
 
-    def _on_failure(self, failures: list[WorkerFailure]) -> bool:
+    def _on_failure(self, failures: list[WorkerFailure], death: Death) -> bool:
         pulses = self._pulses()
         located = [self._located(failure, pulses.get(failure.rank)) for failure in failures]
         hang = self._monitor.hang
@@ -222,14 +224,13 @@ class Supervisor:
         if made_different_calls(ordered):
             self._give_verdict(different_calls(ordered), {})
         self._write_verdicts()
-        died = min((failure.moment for failure in failures if failure.moment), default=None)
-        self._accounts.close_attempt(self._phases(died))
+        self._accounts.close_attempt(self._phases(until=death.died))
         self._history.append(ordered)
         decision = decide(self._history, self._config.launch.max_failures)
         retry = decision.retry and not self._stopping
         reached = max([self._job.replay_until, *(pulse.step for pulse in pulses.values())])
         inspected = ordered[0].step + 1 if ordered[0].cause == NOT_FINITE else 0
-        self._job = replace(self._job, replay_until=reached, inspected_step=inspected)
+        self._job = replace(self._job, replay_until=reached, inspected_step=inspected, death=marks(death))
         if self._leads:
             failed = [{"rank": f.rank, "cause": f.cause, "message": f.message, "step": f.step, "phase": f.phase,
                        "traceback": f.traceback, "log_tail": f.log_tail} for f in ordered]  # fmt: skip

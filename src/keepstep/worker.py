@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
@@ -18,12 +17,13 @@ from typing import Any
 from keepstep import current
 from keepstep.errors import ConfigError, KeepstepError, NotFinite, Stopped
 from keepstep.fingerprints.switch import watch_calls
-from keepstep.job import ERROR_FILE, LOGS, SUPERVISOR, TARGET, Target
+from keepstep.imports import script_begins
+from keepstep.job import ERROR_FILE, LOGS, TARGET, Target
+from keepstep.lifeline import die_with_parent
 from keepstep.run import Run
 
 FAILURE_MARK = "keepstep: this worker failed:"
 """Stands in a log before the traceback, which the supervisor shows in its own report."""
-_PR_SET_PDEATHSIG = 1
 
 
 def execute(target: Target) -> Any:
@@ -64,13 +64,14 @@ def _function(target: Target) -> Callable[[], Any]:
 
 def main() -> None:
     """The life of a worker that an engine started in a process of its own."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, who tells everybody
     rank = int(os.environ["RANK"])
     _log_to(Path(os.environ[LOGS]) / f"rank_{rank}.txt")
     try:
         watch_calls(rank)
         try:
+            script_begins()
             execute(Target.from_json(os.environ[TARGET]))
         except Stopped:
             pass
@@ -81,15 +82,6 @@ def main() -> None:
     except BaseException as error:
         _fail(error)
     current.leave_with(0)
-
-
-def main_when_told() -> None:
-    """The same, for a process that is started ahead, while it is not known yet what there will be to do: by now it has
-    imported what takes longest. Its environment comes as a line of JSON; none comes when it is not needed."""
-    line = sys.stdin.readline()
-    if line:
-        os.environ.update(json.loads(line))
-        main()
 
 
 def _fail(error: BaseException) -> None:
@@ -150,11 +142,3 @@ def _log_to(path: Path) -> None:
     os.close(descriptor)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def _die_with_parent() -> None:
-    """A supervisor that is killed outright takes its workers along: nobody goes on writing into the run folder."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[SUPERVISOR]):  # it died before this could be arranged
-        sys.exit("keepstep: the supervisor is gone")

@@ -17,6 +17,7 @@ from keepstep.errors import ConfigError
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
 from keepstep.job import PICKLED, Target
+from keepstep.observe.recovery import Death
 from keepstep.worker import execute, user_traceback
 
 
@@ -161,7 +162,7 @@ def test_a_traceback_begins_in_the_users_script(tmp_path: Path) -> None:
 def launch_in_process(target: Target, tmp_path: Path) -> tuple[Outcome, list[WorkerFailure]]:
     failures: list[WorkerFailure] = []
 
-    def on_failure(failed: list[WorkerFailure]) -> bool:
+    def on_failure(failed: list[WorkerFailure], death: Death) -> bool:
         failures.extend(failed)
         return False
 

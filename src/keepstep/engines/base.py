@@ -13,6 +13,7 @@ from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
 from keepstep.job import Target
 from keepstep.observe.hang import Request
+from keepstep.observe.recovery import Death
 
 
 class Outcome(Enum):
@@ -34,8 +35,8 @@ class Launch:
     folder: RunFolder
     before_attempt: Callable[[], None]
     """Called before workers are started, each time."""
-    on_failure: Callable[[list[WorkerFailure]], bool]
-    """Called with an attempt's failures; True: try again."""
+    on_failure: Callable[[list[WorkerFailure], Death], bool]
+    """Called with an attempt's failures, and when they came; True: try again."""
     watch: Callable[[], Request | None]
     """Called a few times a second while workers run; what it asks for is to be done to all of them."""
     say: Callable[[str], None]

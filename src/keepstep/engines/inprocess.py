@@ -16,6 +16,7 @@ from keepstep.engines.requests import obey
 from keepstep.errors import KeepstepError, Stopped
 from keepstep.failure import WorkerFailure
 from keepstep.observe.hang import Request
+from keepstep.observe.recovery import Death
 from keepstep.worker import execute, failed_step, user_traceback
 
 _WATCH_S = 0.5
@@ -33,7 +34,7 @@ class InProcess:
                     return self._attempt(launch)
             except Exception as error:
                 failure = _report(error)
-                if not launch.on_failure([failure]):
+                if not launch.on_failure([failure], Death(failure.moment, failure.moment, time.time())):
                     return Outcome.FAILED
 
     def _attempt(self, launch: Launch) -> Outcome:

@@ -14,10 +14,11 @@ from keepstep.engines.ray_coordinator import Coordinator, View, ranks_by_node
 from keepstep.engines.ray_relay import remove_mark, write_mark, write_pieces
 from keepstep.engines.reports import without_torn_down
 from keepstep.errors import ConfigError
-from keepstep.failure import LOST_HOST, LOST_NODE, WorkerFailure
+from keepstep.failure import LOST_HOST, LOST_NODE, WorkerFailure, first_cause_first
 from keepstep.job import JOB, TARGET
 from keepstep.observe.hang import Request
 from keepstep.observe.heart import Pulse
+from keepstep.observe.recovery import Death
 
 if TYPE_CHECKING:
     from keepstep.engines.ray_cluster import Cluster
@@ -72,6 +73,8 @@ class _Driver:
         self._outcome: Outcome | None = None
         self._judged = 0
         """The attempt whose end has been dealt with."""
+        self._noticed = 0.0
+        """When the present attempt's first failure was heard of."""
         self._told_to_stop = False
         self._next_check = time.monotonic() + _CHECK_S
         self._waiting_for: str | None = None
@@ -171,11 +174,14 @@ class _Driver:
         target = self._launch.target
         pickled = Path(target.what).read_bytes() if target.is_pickled else None
         environment = {JOB: os.environ[JOB], TARGET: self._cluster.as_shipped(target).to_json()}
+        self._noticed = 0.0
         self._ask("begin", environment, pickled, self._mark)
 
     def _judge(self, view: View) -> None:
         """Decides, once an attempt is over: all of its workers have ended, or Ray has replaced its hosts."""
         is_replaced = view.group != view.attempt_group
+        if not self._noticed and (is_replaced or any(view.ended.values())):
+            self._noticed = time.time()
         if not is_replaced and len(view.ended) < len(view.hosts):
             return
         self._judged = view.attempt
@@ -183,7 +189,9 @@ class _Driver:
         gone = {failure.rank for failure in lost}  # its last words may have come, and say less
         failures = lost + [failure for rank, failure in view.ended.items() if failure and rank not in gone]
         if failures:
-            if not self._launch.on_failure(without_torn_down(failures)):
+            own = without_torn_down(failures)
+            died = first_cause_first(own)[0].moment or self._noticed
+            if not self._launch.on_failure(own, Death(died, max(died, self._noticed), time.time())):
                 self._outcome = Outcome.FAILED
         elif not is_replaced and not view.was_paused:
             self._outcome = Outcome.FINISHED

@@ -6,7 +6,6 @@ many times that to make a new group of processes, deals with nodes.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ import ray.train
 from keepstep.engines.ray_coordinator import Host, Order
 from keepstep.engines.ray_relay import Follower, read_mark
 from keepstep.engines.reports import failure_of, log_size
+from keepstep.engines.standby import Standbys
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
-from keepstep.job import ERROR_FILE, JOB, LOGS, PICKLED, RAY_ADDRESS, SUPERVISOR, TARGET, Target
+from keepstep.job import ERROR_FILE, IMPORTS, JOB, LOGS, PICKLED, RAY_ADDRESS, SUPERVISOR, TARGET, Target
 from keepstep.observe.heart import Pulse, heart_record
 from keepstep.observe.stacks import ask_for_stacks
 
+_ONLY = 0
+"""The standbys' number for the one worker here."""
 _POLL_S = 0.05
 _BEAT_S = 0.5
 _TERMINATE_S = 1.0
@@ -42,15 +45,16 @@ def serve(config: dict[str, Any]) -> None:
     """Ray Train's training function: starts workers as the driver orders, until it orders no more."""
     coordinator, host = config["coordinator"], _myself()
     attempt = 0
-    while True:
-        with _Worker(host, config["working_folder"]) as worker:
-            order: Order | None = ray.get(coordinator.offer.remote(host, _free_port(), attempt))
-            if order is None:
-                return
-            attempt = order.attempt
-            worker.start(order)
-            failure = worker.watch(coordinator, attempt)
-            ray.get(coordinator.ended.remote(host, attempt, failure))
+    with Standbys(config["working_folder"], own_session=False) as standbys:
+        while True:
+            with _Worker(host, standbys) as worker:
+                order: Order | None = ray.get(coordinator.offer.remote(host, _free_port(), attempt))
+                if order is None:
+                    return
+                attempt = order.attempt
+                worker.start(order)
+                failure = worker.watch(coordinator, attempt)
+                ray.get(coordinator.ended.remote(host, attempt, failure))
 
 
 def _myself() -> Host:
@@ -65,22 +69,21 @@ def _myself() -> Host:
 
 
 class _Worker:
-    """One worker's process, which imports torch while its order is waited for; and what it writes."""
+    """One worker's process, which imports torch while its order is waited for; what it writes; and its standby."""
 
-    def __init__(self, host: Host, working_folder: str | None) -> None:
-        self._host = host
+    def __init__(self, host: Host, standbys: Standbys) -> None:
+        self._host, self._standbys = host, standbys
         self._scratch = Path(tempfile.mkdtemp(prefix="keepstep-worker-"))
         self._heart = self._scratch / f"rank_{host.rank}"
         self._report = self._scratch / "error.json"
         self._log, self._log_start = Path(), 0
         self._follower: Follower | None = None
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from keepstep.worker import main_when_told; main_when_told()"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-            cwd=working_folder,
-            stdin=subprocess.PIPE,
-            text=True,
-        )
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+            SUPERVISOR: str(os.getpid()),
+        }
+        self._standby = standbys.take(_ONLY) or standbys.make(self._environment)
 
     def start(self, order: Order) -> None:
         job = json.loads(order.environment[JOB])
@@ -96,15 +99,15 @@ class _Worker:
                 self._follower = Follower(folder.path)
         self._log = folder.logs / f"rank_{self._host.rank}.txt"
         self._log_start = log_size(self._log)
-        environment = {**order.environment, **self._place(order, on_this_node), JOB: json.dumps(job)}
+        environment = self._environment
+        environment |= {**order.environment, **self._place(order, on_this_node), JOB: json.dumps(job)}
         if order.pickled is not None:
             path = self._scratch / f"target{PICKLED}"
             path.write_bytes(order.pickled)
             environment[TARGET] = Target(str(path)).to_json()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone already: `watch` will see how
-            self._process.stdin.write(json.dumps(environment) + "\n")
-            self._process.stdin.close()
+        if not self._standby.become(environment):
+            self._standby = self._standbys.make(environment)
+            self._standby.become(environment)  # if this one is gone, too, `watch` will see how
 
     def _place(self, order: Order, on_this_node: list[int]) -> dict[str, str]:
         host = self._host
@@ -116,7 +119,6 @@ class _Worker:
             "MASTER_ADDR": "127.0.0.1" if order.on_one_node else order.master.address,
             "MASTER_PORT": str(order.port),
             RAY_ADDRESS: ray.get_runtime_context().gcs_address,
-            SUPERVISOR: str(os.getpid()),
             LOGS: str(self._log.parent),
             ERROR_FILE: str(self._report),
         }
@@ -126,11 +128,14 @@ class _Worker:
 
     def watch(self, coordinator: Any, attempt: int) -> WorkerFailure | None:
         """Until the process is gone: how it failed, or None."""
-        heard, looks, beaten = "", 0, 0.0
+        heard, looks, beaten, process = "", 0, 0.0, self._standby.process
         word = coordinator.word.remote(attempt, heard, looks)
-        while self._process.poll() is None:
+        alive = time.time()
+        while process.poll() is None:
+            alive = time.time()
             if time.monotonic() - beaten > _BEAT_S:
                 self._beat(coordinator)
+                self._keep_standby()
                 beaten = time.monotonic()
             come, _ = ray.wait([word], timeout=_POLL_S)
             if come:
@@ -143,20 +148,27 @@ class _Worker:
                     self._obey(heard)
                 word = coordinator.word.remote(attempt, heard, looks)
         ray.get(self._beat(coordinator))
-        code = self._process.returncode
+        code = process.returncode
         if code == 0:
             return None
-        return failure_of(self._host.rank, code, str(self._report), self._log, self._log_start)
+        failure = failure_of(self._host.rank, code, str(self._report), self._log, self._log_start)
+        return failure if failure.is_exception else replace(failure, moment=alive)
 
     def _obey(self, word: str) -> None:
         if word == "stop":
             Pulse(self._heart).ask_to_stop()
             return
-        self._process.send_signal(signal.SIGTERM)
+        process = self._standby.process
+        process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(_TERMINATE_S)
+            process.wait(_TERMINATE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            process.kill()
+
+    def _keep_standby(self) -> None:
+        imports = self._scratch / f"{IMPORTS}{self._host.rank}"
+        if imports.exists():  # its first step is made
+            self._standbys.keep(_ONLY, self._environment, imports)
 
     def _beat(self, coordinator: Any) -> Any:
         pieces = self._follower.pieces() if self._follower else []
@@ -166,9 +178,7 @@ class _Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self._standby.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

@@ -11,6 +11,7 @@ from keepstep.errors import RunFolderError
 from keepstep.observe.heart import Heart
 from keepstep.observe.ledger import Ledger
 from keepstep.observe.metrics import MetricsFile
+from keepstep.observe.recovery import Recovery
 from keepstep.observe.sinks import check_installed
 from keepstep.observe.sinks.of_run import RunSinks
 from keepstep.state import Loaded
@@ -130,6 +131,11 @@ class Journal:
             self._folder.event("resumed", step=step, saved_by_workers=loaded.world_size, workers=context.world_size)
             self._say(f"keepstep: run '{self._folder.name}' goes on from step {step}, in {self._folder.where}")
             self._open_sinks()
+
+    def recovered(self, step: int, recovery: Recovery) -> None:
+        seconds = recovery.seconds()
+        if self._main and seconds is not None:
+            self._folder.event("recovered", step=step, seconds=seconds, total=round(sum(seconds.values()), 3))
 
     def stopped(self, step: int) -> None:
         if self._main:
