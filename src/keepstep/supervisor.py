@@ -224,7 +224,7 @@ class Supervisor:
         if made_different_calls(ordered):
             self._give_verdict(different_calls(ordered), {})
         self._write_verdicts()
-        self._accounts.close_attempt(self._phases(until=death.died))
+        self._accounts.close_attempt(self._phases(until=death.died - (hang.figure if hang is not None else 0.0)))
         self._history.append(ordered)
         decision = decide(self._history, self._config.launch.max_failures)
         retry = decision.retry and not self._stopping
@@ -378,4 +378,4 @@ class Supervisor:
 def _hung(hang: Verdict, killed: list[WorkerFailure]) -> WorkerFailure:
     """The workers were killed because one hung: that is the cause, not the signal."""
     first = next((failure for failure in killed if failure.rank == hang.rank), killed[0])
-    return replace(first, cause=HANG, message=hang.text, traceback="", log_tail="")
+    return replace(first, cause=HANG, message=f"no sign of life for {hang.figure:.0f} s", traceback="", log_tail="")
