@@ -75,7 +75,7 @@ def note_imports(file: Path) -> None:
 
 def import_ahead(names: list[str], script_folder: str | None, enough: Callable[[], bool]) -> None:
     """Imports what was noted, until it is `enough`. Raises `Unfit` where that would do more than import."""
-    guard = _OnlyInstalled()
+    guard, before = _OnlyInstalled(), _effects()
     sys.meta_path.insert(0, guard)
     if script_folder is not None:
         sys.path.insert(0, script_folder)  # where the script would look first: the guard must see what it would find
@@ -89,7 +89,7 @@ def import_ahead(names: list[str], script_folder: str | None, enough: Callable[[
         if script_folder is not None:
             sys.path.remove(script_folder)
         sys.meta_path.remove(guard)
-    if _has_effects():
+    if _effects() != before:
         raise Unfit
 
 
@@ -130,9 +130,10 @@ def _is_in(place: str, folders: tuple[str, ...]) -> bool:
     return place.startswith(folders) or os.path.realpath(place).startswith(folders)
 
 
-def _has_effects() -> bool:
-    """Whether imports have started threads or processes, or taken a GPU."""
+def _effects() -> tuple[object, ...]:
+    """What imports may change beyond the modules: threads, processes, and whether a GPU is taken."""
     import psutil
     import torch
 
-    return threading.active_count() > 1 or bool(psutil.Process().children()) or bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    taken = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return set(threading.enumerate()), {child.pid for child in psutil.Process().children()}, taken
