@@ -131,10 +131,10 @@ def _is_in(place: str, folders: tuple[str, ...]) -> bool:
     return place.startswith(folders) or os.path.realpath(place).startswith(folders)
 
 
-def _effects() -> tuple[int, int, bool]:
-    """What imports must not change: threads, processes, and whether a GPU is taken."""
+def _effects() -> tuple[object, ...]:
+    """What imports may change beyond the modules: threads, processes, and whether a GPU is taken."""
     import psutil
     import torch
 
-    taken = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    return threading.active_count(), len(psutil.Process().children()), taken
+    taken = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return set(threading.enumerate()), {child.pid for child in psutil.Process().children()}, taken
