@@ -77,6 +77,7 @@ def train(width: int, storage: str) -> Iterator[None]:
 
 def work(rank: int, port: int, watched: bool, width: int, folder: str, orders: Connection) -> None:
     """A worker: makes as many steps as it is told, and says how long they took."""
+    from keepstep import exchange
     from keepstep import run as run_module
     from keepstep.job import JOB, Job
 
@@ -88,7 +89,7 @@ def work(rank: int, port: int, watched: bool, width: int, folder: str, orders: C
     os.environ[JOB] = Job({}, f"watched-{watched}", folder, in_process=False).to_json()
     if not watched:
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
-        run_module.Heart, run_module.Examination = _NoHeart, _NoExamination  # type: ignore[misc,assignment]
+        run_module.Heart, exchange.Examination = _NoHeart, _NoExamination  # type: ignore[misc,assignment]
     steps = train(width, f"{folder}/runs")
     while (count := orders.recv()) is not None:
         began = time.perf_counter()

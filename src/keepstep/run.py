@@ -18,10 +18,8 @@ after the last: save, write the result
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,24 +29,21 @@ from keepstep.artifacts import whole, write_artifact
 from keepstep.checkpointer import Checkpointer, Place
 from keepstep.context import Context
 from keepstep.data.loader import Batch, Loader
-from keepstep.data.nested import size_of, take
+from keepstep.data.nested import in_parts, size_of
 from keepstep.divergence import Inspector, check_numbers
 from keepstep.errors import LoopError, Stopped
+from keepstep.exchange import Exchange
 from keepstep.fingerprints.switch import begin_fingerprints
 from keepstep.observe.heart import CHECKPOINT, DATA, IDLE, REPLAY, STEP, VALIDATION, Heart
 from keepstep.observe.journal import Journal
-from keepstep.observe.metrics import Metrics, Record
+from keepstep.observe.metrics import Record
 from keepstep.observe.recovery import Recovery
 from keepstep.observe.stacks import StackWriter
-from keepstep.observe.vitals import Examination
 from keepstep.preparation import prepare
 from keepstep.seeding import capture_rng, mix, restore_rng, seed_everything
 from keepstep.signals import StopRequest
 from keepstep.state import Loaded, TrainingState
 from keepstep.strategies.forward import hold_of
-
-_SYNC_INTERVAL_S = 1.0
-"""How often workers exchange metrics and stop requests, about."""
 
 
 class Run:
@@ -66,12 +61,12 @@ class Run:
         self._place = Place()
         self._heart = Heart(context.heart_path, context.job.launched if context.job else None)
         self._stacks = StackWriter(context.heart_path, not context.has_terminal) if context.heart_path else None
-        self._vitals = Examination(self._heart, context.rank, context.device, context.save_group)
         self._recovery = Recovery(context.job, context.began)
         self._journal = Journal(context)  # leaves, if the run has finished
         self._stop = StopRequest(self._heart, supervised=not context.has_terminal)
         self._state = TrainingState(scaler=context.strategy.gradient_scaler())
-        self._metrics = Metrics(context.collective)
+        self._exchange = Exchange(context, self._heart)
+        self._metrics = self._exchange.metrics
         self._checkpointer = Checkpointer(context, self._state, self._journal)
         self._fingerprints = begin_fingerprints(context, self._state)  # None but under `keepstep verify`
         self._replay_until = context.job.replay_until if context.job else 0
@@ -85,7 +80,6 @@ class Run:
         """What the generators were when the run was saved within an epoch; for when that loader goes on."""
         self._epoch_rng: dict[str, Any] | None = None
         self._num_epochs: int | None = None
-        self._next_sync, self._sync_at, self._sync_step = 1, time.perf_counter(), 0
         self._steps_made = 0
 
     @property
@@ -166,18 +160,14 @@ class Run:
 
         Divide the loss by `count` before its backward, as in any PyTorch loop.
         """
-        size = size_of(batch)
-        if count < 1 or size < 1:
-            raise LoopError(f"run.micro(batch, {count}) cannot divide {size} sample(s) into {count} part(s)")
-        bounds = [size * number // count for number in range(count + 1)]
+        parts = in_parts(batch, count)
+        if not parts:
+            raise LoopError(f"run.micro(batch, {count}) cannot divide {size_of(batch)} sample(s) into {count} part(s)")
         weight = self._batch.weight if self._batch is not None else 1.0
         try:
-            for number, (begin, end) in enumerate(pairwise(bounds)):
-                self._part = (end - begin) / size
+            for number, (part, self._part) in enumerate(parts, 1):
                 self._weigh_gradients(weight * self._part * count)
-                # The last, smaller batch may have fewer samples than parts: then one stands in, and counts for nothing.
-                part = take(batch, begin, end) if end > begin else take(batch, 0, 1)
-                if number == count - 1:
+                if number == count:
                     yield part
                 else:
                     yield from self._without_sync(part)
@@ -280,7 +270,7 @@ class Run:
             self._checkpointer.warm_up()
             self._context.note_imports()
         due = self._checkpointer.due_at(self.step)
-        if due or self.step >= self._next_sync:
+        if due or self._exchange.is_due(self.step):
             stop, due_by_time = self._sync()
             if stop or due or due_by_time:
                 self._save(wait=stop)
@@ -302,18 +292,10 @@ class Run:
 
     def _sync(self) -> tuple[bool, bool]:
         """Workers exchange what they logged, and agree: (stop now, save now)."""
-        now = time.perf_counter()
-        step_s = (now - self._sync_at) / max(1, self.step - self._sync_step)
-        interval = min(max(1, round(_SYNC_INTERVAL_S / max(step_s, 1e-6))), 2 * max(1, self.step))
-        due = self._checkpointer.due_by_time
-        mine = [float(self._stop.requested), float(due), float(interval), *self._vitals.to_compare()]
-        lines, flags = self._metrics.reduce(mine)
-        self._vitals.note([row[3:] for row in flags])
-        self._journal.write(lines, self.step, self.epoch)
-        self._next_sync = self.step + int(flags[0][2])
-        self._sync_at, self._sync_step = time.perf_counter(), self.step
-        check_numbers(lines, self._state, self._context.collective)  # before anything is saved
-        return any(flag[0] for flag in flags), bool(flags[0][1])
+        agreed = self._exchange.meet(self.step, self._stop.requested, self._checkpointer.due_by_time)
+        self._journal.write(agreed.lines, self.step, self.epoch)
+        check_numbers(agreed.lines, self._state, self._context.collective)  # before anything is saved
+        return agreed.stop, agreed.save
 
     # -- saving and restoring -----------------------------------------------------------------------------------------
 
@@ -338,7 +320,7 @@ class Run:
         saved = loaded.state["run"]
         self._place = Place(**{name: saved[name] for name in Place.__dataclass_fields__})
         self._metrics.latest = dict(saved["metrics"])
-        self._next_sync, self._sync_step = self.step + 1, self.step
+        self._exchange.resume(self.step)
         self._heart.beat(self.step)
         own = loaded.rank_state
         if own is None or loaded.world_size != self.world_size:

@@ -252,7 +252,7 @@ def test_a_request_to_stop_saves_and_leaves(start: Start, tmp_path: Path, capsys
                 first.step(x)
                 if run.step == 2:
                     signal.raise_signal(signal.SIGTERM)
-                    run._next_sync = 0  # workers look for requests about once a second
+                    run._exchange._next = 0  # workers look for requests about once a second
 
     with pytest.raises(Stopped) as leaving:
         until_asked()

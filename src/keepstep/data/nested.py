@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,21 @@ def take(value: Any, begin: int, end: int) -> Any:
     if _is_list_of_samples(value):
         return value[begin:end]
     return _rebuild(value, lambda part: take(part, begin, end)) if _is_container(value) else value
+
+
+def in_parts(batch: Any, count: int) -> list[tuple[Any, float]]:
+    """The batch in `count` parts, each with its share of the samples; none where it cannot be divided.
+
+    The last, smaller batch may have fewer samples than parts: then one stands in, and counts for nothing.
+    """
+    size = size_of(batch)
+    if count < 1 or size < 1:
+        return []
+    bounds = [size * number // count for number in range(count + 1)]
+    return [
+        (take(batch, begin, end) if end > begin else take(batch, 0, 1), (end - begin) / size)
+        for begin, end in pairwise(bounds)
+    ]
 
 
 def size_of(batch: Any) -> int:
