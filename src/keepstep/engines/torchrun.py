@@ -13,7 +13,6 @@ import threading
 import time
 from datetime import timedelta
 from typing import Any
-from unittest.mock import patch
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server import local_elastic_agent
@@ -122,8 +121,11 @@ class _Agent(LocalElasticAgent):
         for noted in self._launch.hearts.glob(f"{IMPORTS}*"):
             noted.unlink()
         # The agent has no place for another kind of process context than torch's own two.
-        with patch.object(local_elastic_agent, "start_processes", self._start_processes):
+        original, local_elastic_agent.start_processes = local_elastic_agent.start_processes, self._start_processes
+        try:
             started: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            local_elastic_agent.start_processes = original
         return started
 
     def _start_processes(self, start_method: str, **how: Any) -> SubprocessContext:

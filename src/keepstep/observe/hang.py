@@ -14,11 +14,15 @@ from keepstep.observe.stacks import Frame, where
 
 _LOOPING = ("data", "transfer", "step", "replay", "validation")
 _ELSEWHERE = 10.0
-"""How many times longer start-up, saving and the time between loops may stand still: a data set may be downloaded."""
+"""How many times longer start-up, the first steps, saving and the time between loops may stand still."""
 _USUAL = 5.0
 """How many times longer than ever before in this attempt a phase must last."""
 _NEXT_LOOK = 1 / 6
 """Stacks are compared after this part of the time-out."""
+_FIRST_STEPS = 3
+"""These compile what they run, for minutes."""
+_DEBUGGERS = ("/pdb.py", "/bdb.py", "/ipdb/", "/IPython/", "/pydevd", "/debugpy/")
+"""Who stands there thinks."""
 _MEETING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/keepstep/collective.py")
 """Where a worker waits for the others."""
 
@@ -47,6 +51,8 @@ class HangWatch:
         self._beats: dict[int, tuple[int, float]] = {}
         """Each worker's last change, and when it was seen: clocks of other machines are not compared with ours."""
         self._phases: dict[int, str] = {}
+        self._first: dict[int, int] = {}
+        """The step at which each worker began."""
         self._longest: dict[str, float] = {}
         self._looked_at: float | None = None
         self._before: dict[int, list[Frame]] | None = None
@@ -72,6 +78,7 @@ class HangWatch:
         return self._compare(now, readings, dict(stacks))
 
     def _note(self, now: float, rank: int, reading: Reading) -> None:
+        self._first.setdefault(rank, reading.step)
         beats, moment = self._beats.get(rank, (-1, now))
         if beats != reading.beats:
             phase = self._phases.get(rank)
@@ -80,7 +87,8 @@ class HangWatch:
             self._beats[rank], self._phases[rank] = (reading.beats, now), reading.phase
 
     def _stands_still(self, now: float, rank: int, reading: Reading) -> bool:
-        limit = self._timeout_s * (1.0 if reading.phase in _LOOPING else _ELSEWHERE) * self._patience
+        in_loop = reading.phase in _LOOPING and reading.step - self._first[rank] >= _FIRST_STEPS
+        limit = self._timeout_s * (1.0 if in_loop else _ELSEWHERE) * self._patience
         limit = max(limit, _USUAL * self._longest.get(reading.phase, 0.0))
         return bool(reading.since) and now - self._beats[rank][1] >= limit
 
@@ -89,7 +97,8 @@ class HangWatch:
         before, self._before, self._looked_at = self._before, stacks, now
         if before is None:
             return Request.LOOK
-        if any(stacks.get(rank) != stack for rank, stack in before.items() if stack):
+        moves = any(stacks.get(rank) != stack for rank, stack in before.items() if stack)
+        if moves or any(map(_is_debugged, stacks.values())):
             self._patience *= 2
             self._looked_at = self._before = None
             return None
@@ -128,6 +137,10 @@ class HangWatch:
         if len(readings) > 1 and all(map(_waits, stacks.values())) and len(places) > 2:
             return f"workers wait for each other in different places: {_ALL_THE_SAME}"
         return "the stacks of all workers are in the run's events"
+
+
+def _is_debugged(stack: list[Frame]) -> bool:
+    return any(part in frame.file for frame in stack for part in _DEBUGGERS)
 
 
 def _waits(stack: list[Frame]) -> bool:

@@ -19,6 +19,14 @@ WAITING = [Frame(f"{SITE}/torch/autograd/graph.py", 900, "_engine_run_backward")
 REDUCING = [Frame(f"{SITE}/torch/distributed/distributed_c10d.py", 3000, "all_reduce"), Frame(MINE, 50, "main")]
 
 
+def begun(timeout_s: float, workers: int = 1) -> HangWatch:
+    """Its workers have made their first steps."""
+    hang = HangWatch(timeout_s)
+    for step in range(4):
+        hang.look(-4.0 + step, {rank: reading(step) for rank in range(workers)}, {})
+    return hang
+
+
 def watch(
     hang: HangWatch, readings: dict[int, Reading], stacks: dict[int, list[Frame]], begin: float, seconds: float
 ) -> list[Request]:
@@ -30,7 +38,7 @@ def watch(
 
 
 def test_who_stands_still_in_its_own_code_hangs_and_the_others_wait_for_it() -> None:
-    hang = HangWatch(10.0)
+    hang = begun(10.0, workers=2)
     still = {0: reading(41), 1: reading(41)}
     assert watch(hang, still, {}, 0.0, 9.0) == []
     assert watch(hang, still, {0: WAITING, 1: LOCKED}, 9.0, 10.0) == [Request.LOOK, Request.LOOK, Request.ABORT]
@@ -42,25 +50,25 @@ def test_who_stands_still_in_its_own_code_hangs_and_the_others_wait_for_it() -> 
 
 
 def test_where_all_wait_in_different_places_the_one_ahead_has_left_something_out() -> None:
-    hang = HangWatch(10.0)
+    hang = begun(10.0, workers=2)
     watch(hang, {0: reading(41), 1: reading(42)}, {0: REDUCING, 1: WAITING}, 0.0, 20.0)
     assert hang.verdict is not None and hang.verdict.rank == 1
     assert "all must make the same collective calls" in hang.verdict.advice
 
 
 def test_a_step_that_takes_as_long_as_others_did_is_none() -> None:
-    hang = HangWatch(10.0)
+    hang = begun(10.0)
     now = 0.0
-    for step in range(1, 4):
+    for step in range(4, 7):
         assert watch(hang, {0: reading(step)}, {0: LOCKED}, now, 8.0) == []
         now += 8.0
-    assert watch(hang, {0: reading(4)}, {0: LOCKED}, now, 35.0) == [], "five times the longest before it"
+    assert watch(hang, {0: reading(7)}, {0: LOCKED}, now, 35.0) == [], "five times the longest before it"
 
 
 def test_a_stack_that_moves_is_work() -> None:
     """A validation without a loader of keepstep's, say."""
-    hang = HangWatch(6.0)
-    still = {0: reading(3)}
+    hang = begun(6.0)
+    still = {0: reading(4)}
     for tick in range(120):
         assert hang.look(tick / 2, still, {0: [Frame(MINE, tick, "evaluate")]}) is not Request.ABORT
     assert hang.verdict is None
@@ -68,10 +76,23 @@ def test_a_stack_that_moves_is_work() -> None:
 
 @pytest.mark.parametrize(("phase", "patience"), [("start", 10), ("idle", 10), ("checkpoint", 10), ("validation", 1)])
 def test_what_is_not_the_loop_may_take_longer(phase: str, patience: int) -> None:
-    hang = HangWatch(6.0)
-    still = {0: reading(3, phase)}
+    hang = begun(6.0)
+    still = {0: reading(4, phase)}
     assert watch(hang, still, {0: LOCKED}, 0.0, 6.0 * patience - 1) == []
     assert watch(hang, still, {0: LOCKED}, 6.0 * patience - 1, 10.0) != []
+
+
+def test_the_first_steps_may_compile_for_minutes() -> None:
+    hang = HangWatch(6.0)
+    assert watch(hang, {0: reading(0)}, {0: LOCKED}, 0.0, 59.0) == []
+    assert watch(hang, {0: reading(0)}, {0: LOCKED}, 59.0, 10.0) != []
+
+
+def test_who_stands_in_a_debugger_thinks() -> None:
+    hang = begun(2.0)
+    thinking = [Frame("/usr/lib/python3.11/cmd.py", 126, "cmdloop"), Frame("/usr/lib/python3.11/pdb.py", 3, "_cmdloop")]
+    assert Request.ABORT not in watch(hang, {0: reading(41)}, {0: [*thinking, *LOCKED]}, 0.0, 100.0)
+    assert hang.verdict is None
 
 
 def test_a_script_that_waits_outside_of_the_loop_is_reported_and_left_alone() -> None:
