@@ -121,11 +121,12 @@ class _Agent(LocalElasticAgent):
         for noted in self._launch.hearts.glob(f"{IMPORTS}*"):
             noted.unlink()
         # The agent has no place for another kind of process context than torch's own two.
-        original, local_elastic_agent.start_processes = local_elastic_agent.start_processes, self._start_processes
+        torchs: Any = local_elastic_agent
+        original, torchs.start_processes = torchs.start_processes, self._start_processes
         try:
             started: dict[int, Any] = super()._start_workers(worker_group)
         finally:
-            local_elastic_agent.start_processes = original
+            torchs.start_processes = original
         return started
 
     def _start_processes(self, start_method: str, **how: Any) -> SubprocessContext:
