@@ -174,6 +174,7 @@ def main() -> None:
         watched.close()
     row = compare("health and ledger", ("not watched", "watched"), pairs, TARGET)
     row.notes["extra per step"] = Spread.of([(b - a) * 1e6 for a, b in pairs]).show(" us", 1)
+    row.notes["ratio of the totals"] = round(sum(b for _, b in pairs) / sum(a for a, _ in pairs), 4)
     row.notes["width"] = width
     print_table([row])
     write_json(flags.output, [row], {"pairs": flags.pairs, "block_steps": BLOCK_STEPS, "workers": WORKERS})

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-_KEPT = 48
+_KEPT = 24
 """Calls that torch remembers: reading them takes time in proportion."""
 _COMPARED = 16
 _BUFFER = "TORCH_FR_BUFFER_SIZE"
@@ -36,7 +36,7 @@ class Arrivals:
         self._passed_over = save_group.group_name if save_group is not None else None
         # One whose user wants to keep thousands of calls is too slow to look at once a second.
         size = os.environ.get(_BUFFER, "")
-        self._works = save_group is not None and size.isdigit() and int(size) <= 4 * _KEPT
+        self._works = save_group is not None and size.isdigit() and int(size) <= 8 * _KEPT
 
     def recent(self) -> list[float]:
         """What was called, as a number, and when: to be compared with what the other workers have."""
