@@ -88,7 +88,7 @@ def test_workers_that_make_different_calls_are_told_so(tmp_path: Path) -> None:
     [
         (2, "nan-layer", "ddp", "is the output of '3' (Root), whose input is at most"),
         (1, "nan-data", "single", "is the input of '0' (Linear): it comes so from the data"),
-        (2, "nan-rate", "fsdp2", "is the "),
+        pytest.param(2, "nan-rate", "fsdp2", "is the ", marks=pytest.mark.slow),
     ],
 )
 def test_the_first_tensor_that_is_no_number_is_found(

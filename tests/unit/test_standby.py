@@ -123,9 +123,14 @@ def test_one_that_died_is_not_used(tmp_path: Path, standby: Callable[..., Standb
     assert not one.become(environment(tmp_path))
 
 
+def noted_long_ago(file: Path, text: str) -> None:
+    file.write_text(text)
+    os.utime(file, (1.0, 1.0))
+
+
 def test_one_that_died_is_replaced_without_imports_and_then_no_more(tmp_path: Path) -> None:
     noted = tmp_path / "imports_0"
-    noted.write_text('["rich"]')
+    noted_long_ago(noted, '["rich"]')
     made: list[str] = []
 
     class Counted(Standbys):
@@ -151,7 +156,7 @@ def test_one_that_died_is_replaced_without_imports_and_then_no_more(tmp_path: Pa
 
 def test_they_start_one_after_the_other_and_end_with_the_agent(tmp_path: Path) -> None:
     noted = tmp_path / "imports_0"
-    noted.write_text("[]")
+    noted_long_ago(noted, "[]")
     with Standbys() as standbys:
         for local_rank in (0, 1):
             standbys.keep(local_rank, environment(tmp_path), noted)
@@ -167,6 +172,14 @@ def test_they_start_one_after_the_other_and_end_with_the_agent(tmp_path: Path) -
 def test_without_room_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=memory.total // 20))
+    noted_long_ago(tmp_path / "imports_0", "[]")
+    with Standbys() as standbys:
+        standbys.keep(0, environment(tmp_path), tmp_path / "imports_0")
+        assert standbys.take(0) is None
+
+
+def test_a_run_that_may_be_over_soon_has_none(tmp_path: Path) -> None:
+    (tmp_path / "imports_0").write_text("[]")
     with Standbys() as standbys:
         standbys.keep(0, environment(tmp_path), tmp_path / "imports_0")
         assert standbys.take(0) is None

@@ -7,10 +7,13 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 
+_SETTLED_S = 5.0
+"""How long after a worker's first step: a run that is over by then needs none, and importing takes cores."""
 _LEAST_FREE = 0.1
 """The part of the memory that must be free for a standby: it takes as much as a worker that has no model yet."""
 
@@ -81,7 +84,7 @@ class Standbys:
         if standby is not None and not standby.is_alive:
             self._died += 1
             self._waiting.pop(local_rank).close()
-        elif standby is not None or self._died > 1 or not self._is_room():
+        elif standby is not None or self._died > 1 or not _is_settled(imports) or not self._is_room():
             return
         elif all(other.is_ready for other in self._waiting.values()):
             noted = imports.read_text() if self._died == 0 else "[]"
@@ -107,3 +110,8 @@ class Standbys:
     def _is_room(self) -> bool:
         memory = psutil.virtual_memory()
         return bool(memory.available > _LEAST_FREE * memory.total)
+
+
+def _is_settled(imports: Path) -> bool:
+    """A worker notes its imports with its first step."""
+    return time.time() - imports.stat().st_mtime > _SETTLED_S
