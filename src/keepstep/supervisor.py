@@ -295,8 +295,9 @@ class Supervisor:
 
     def _watch(self) -> Request | None:
         """Passes on rank 0's output, shows how far it is, and looks after the workers' health."""
-        step = max((pulse.step for pulse in self._pulses().values()), default=0)
-        self._accounts.write(self._phases(), step)
+        if self._accounts.are_due:
+            step = max((pulse.step for pulse in self._pulses().values()), default=0)
+            self._accounts.write(self._phases(), step)
         if self._in_process:  # whose worker shows itself
             return self._monitor.look(self._tail.read().metrics)
         if self._stopping:  # workers that were not up yet when it was asked

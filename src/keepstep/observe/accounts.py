@@ -30,7 +30,9 @@ class Accounts:
         """A launch that was killed could not say where its time went, but for this."""
         left = self._folder.read_ledger()
         if left:
-            self._folder.event("ended", outcome="interrupted", step=left["step"], seconds=left["seconds"])
+            self._folder.event(
+                "ended", outcome="interrupted", step=left.get("step", 0), seconds=left.get("seconds", {})
+            )
             self._folder.remove_ledger()
 
     def close_attempt(self, phases: dict[str, float]) -> None:
@@ -51,10 +53,11 @@ class Accounts:
         ledger.add_attempt(phases, time.time() - self._began, after_failure=self._attempts > 0)
         return ledger
 
+    @property
+    def are_due(self) -> bool:
+        return self._writes and time.monotonic() >= self._next
+
     def write(self, phases: dict[str, float], step: int) -> None:
-        """Called often; writes now and then."""
-        if not self._writes or time.monotonic() < self._next:
-            return
         self._next = time.monotonic() + _WRITE_S
         with suppress(RunFolderError):  # a full disk is said by who must write
             self._folder.write_ledger({"step": step, "seconds": self.so_far(phases).seconds})
