@@ -101,7 +101,7 @@ def synchronize(device: torch.device) -> None:
 def print_table(rows: Sequence[Row]) -> None:
     print(f"\n{'what':<34} {'ratio: median [p10, p90]':<26} {'95% of median':<16} {'target':>6}  {'':<7} {'pairs':>5}")
     for row in rows:
-        target = f"{row.target:.2f}" if row.target is not None else "-"
+        target = f"{row.target:.4g}" if row.target is not None else "-"
         sure = f"{row.ratio.low:.3f} to {row.ratio.high:.3f}"
         print(f"{row.name:<34} {row.ratio.show():<26} {sure:<16} {target:>6}  {row.verdict:<7} {row.ratio.count:>5}")
     for row in rows:
