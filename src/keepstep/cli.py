@@ -128,6 +128,14 @@ def _new(arguments: argparse.Namespace) -> int:
     return copy_recipe(arguments.recipe, Path(arguments.folder or arguments.recipe))
 
 
+def _workshop(arguments: argparse.Namespace) -> int:
+    from keepstep.workshop import check_lesson, print_lessons, start_lesson
+
+    if arguments.lesson is None:
+        return print_lessons()
+    return (check_lesson if arguments.check else start_lesson)(arguments.lesson, Path(arguments.folder))
+
+
 def _export(arguments: argparse.Namespace) -> int:
     from keepstep.checkpoint.export import choose_step, export, parse_size
     from keepstep.show import existing_run
@@ -177,6 +185,12 @@ def _parser() -> argparse.ArgumentParser:
     new = _add(commands, "new", _new, "start a project from a recipe", storage=False)
     new.add_argument("recipe", help="which one; a wrong name lists them")
     new.add_argument("folder", nargs="?", help="where to put it (default: a folder named like the recipe)")
+    workshop = _add(commands, "workshop", _workshop, "learn distributed training by running it", storage=False)
+    workshop.add_argument(
+        "lesson", nargs="?", type=int, metavar="N", help="which to take out and open; none: list them"
+    )
+    workshop.add_argument("--check", action="store_true", help="check your answers to the lesson's exercises")
+    workshop.add_argument("--folder", default="workshop", help="where your copy is (default: %(default)s)")
     _add_export(commands)
     _add_predict(commands)
     return parser

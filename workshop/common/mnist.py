@@ -1,0 +1,1 @@
+../../recipes/resnet_mnist/data.py

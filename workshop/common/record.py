@@ -1,0 +1,36 @@
+"""Writes what a training gave, a line an epoch, so that versions of the same lesson can be compared."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Record:
+    """One per training, on rank 0: prints each epoch and appends it to OUTPUT/metrics.jsonl."""
+
+    def __init__(self, output: str, resumed: bool = False) -> None:
+        self.path = Path(output) / "metrics.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not resumed:
+            self.path.unlink(missing_ok=True)
+        self._began = time.perf_counter()
+
+    def epoch(self, epoch: int, train_loss: float, test_loss: float, accuracy: float, **more: Any) -> None:
+        """`accuracy`: of the whole test set, whatever this worker has seen of it."""
+        seconds = time.perf_counter() - self._began
+        self._began = time.perf_counter()
+        print(
+            f"epoch {epoch}: train loss {train_loss:.4f}, test loss {test_loss:.4f}, accuracy {accuracy:.2%}, "
+            f"{seconds:.1f} s",
+            flush=True,
+        )
+        line = {"epoch": epoch, "train_loss": train_loss, "test_loss": test_loss, "accuracy": accuracy}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line | {"seconds": seconds} | more) + "\n")
+
+
+def read(output: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,1 @@
+../../recipes/vit_cifar10/model.py
