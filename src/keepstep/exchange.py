@@ -40,7 +40,7 @@ class Exchange:
         """Any worker may ask to stop; rank 0's clock says when to save. Collective."""
         step_s = (time.perf_counter() - self._moment) / max(1, step - self._step)
         interval = min(max(1, round(_INTERVAL_S / max(step_s, 1e-6))), 2 * max(1, step))
-        mine = [float(stop), float(save), float(interval), *self._vitals.to_compare()]
+        mine = [float(stop), float(save), float(interval), *self._vitals.to_compare(step_s)]
         lines, rows = self.metrics.reduce(mine)
         self._vitals.note([row[3:] for row in rows])
         self._next = step + int(rows[0][2])
