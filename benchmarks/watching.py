@@ -57,6 +57,10 @@ def switchable(is_on: list[bool]) -> None:
                 super().beat(step)
 
     class Examination(exchange.Examination):
+        def step_ended(self) -> None:
+            if is_on[0]:
+                super().step_ended()
+
         def to_compare(self, step_s: float) -> list[float]:
             return super().to_compare(step_s) if is_on[0] else []
 

@@ -30,7 +30,9 @@ class Exchange:
         self._vitals = Examination(heart, context.rank, context.device, context.save_group)
         self._next, self._moment, self._step = 1, time.perf_counter(), 0
 
-    def is_due(self, step: int) -> bool:
+    def step_ended(self, step: int) -> bool:
+        """Whether it is time to meet."""
+        self._vitals.step_ended()
         return step >= self._next
 
     def resume(self, step: int) -> None:

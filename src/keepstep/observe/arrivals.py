@@ -10,7 +10,10 @@ import math
 import os
 import pickle
 import statistics
+import time
 import zlib
+from bisect import bisect
+from collections import deque
 from itertools import pairwise
 from typing import Any
 
@@ -45,8 +48,13 @@ class Arrivals:
         self._works = save_group is not None and size.isdigit() and int(size) <= 8 * _KEPT
         self._read = -1
         """The number of the newest call that was read."""
+        self._ended: deque[int] = deque(maxlen=_KEPT)
+        """When the newest steps ended, in nanoseconds."""
         self.runs: list[int] = []
         """Which of the newest calls form one meeting: equal numbers."""
+
+    def step_ended(self) -> None:
+        self._ended.append(time.time_ns())
 
     def recent(self, step_s: float) -> list[float]:
         """What was called since the last time, as a number, how often, and when: to be compared with the others'.
@@ -60,7 +68,8 @@ class Arrivals:
         if len(times) < 2 or times[-1] - times[0] < 0.8 * step_s:
             return _UNKNOWN
         kinds = [call["profiling_name"].rpartition(":")[2] for call in fresh]
-        self.runs = number_runs(kinds)
+        steps = [bisect(self._ended, call["time_created_ns"]) for call in fresh]
+        self.runs = number_runs(list(zip(steps, kinds, strict=True)))
         called = [(call["process_group"][0], call["collective_seq_id"]) for call in fresh]
         what = zlib.crc32(repr((kinds, called)).encode())
         return [float(what), float(len(times)), *times, *[0.0] * (_COMPARED - len(times))]
@@ -81,11 +90,11 @@ class Arrivals:
             return []
 
 
-def number_runs(kinds: list[str]) -> list[int]:
-    """Equal numbers for calls that are one meeting."""
+def number_runs(calls: list[tuple[int, str]]) -> list[int]:
+    """Equal numbers for calls, each a step and a kind, that are one meeting."""
     runs = [0]
-    for before, kind in pairwise(kinds):
-        runs.append(runs[-1] + (kind != before or kind not in _NOT_WAITED_FOR))
+    for before, call in pairwise(calls):
+        runs.append(runs[-1] + (call != before or call[1] not in _NOT_WAITED_FOR))
     return runs
 
 

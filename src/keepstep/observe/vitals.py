@@ -25,6 +25,9 @@ class Examination:
         self._arrivals = Arrivals(save_group)
         self._process = psutil.Process()
 
+    def step_ended(self) -> None:
+        self._arrivals.step_ended()
+
     def to_compare(self, step_s: float) -> list[float]:
         """What all workers exchange: as many numbers on each. `step_s`: what a step takes."""
         return self._arrivals.recent(step_s)

@@ -46,7 +46,11 @@ def test_one_worker_waits_for_nobody() -> None:
 
 def test_gradients_and_buffers_follow_each_other_and_what_shards_is_waited_for() -> None:
     kinds = ["all_reduce", "all_reduce", "broadcast", "all_gather", "all_gather", "all_reduce"]
-    assert number_runs(kinds) == [0, 0, 1, 2, 3, 4]
+    assert number_runs([(0, kind) for kind in kinds]) == [0, 0, 1, 2, 3, 4]
+
+
+def test_what_follows_in_the_next_step_is_another_meeting() -> None:
+    assert number_runs([(step, "all_reduce") for step in (0, 0, 1, 1, 2)]) == [0, 0, 1, 1, 2]
 
 
 @pytest.fixture
@@ -77,6 +81,18 @@ def test_only_what_was_called_since_is_looked_at(recorded: list[dict[str, object
     row = arrived.recent(step_s=0.1)
     assert row[1] == 4 and row[2:6] == pytest.approx([1.0, 1.1, 1.2, 1.3])
     assert len(row) == NUM_FLOATS
+
+
+def test_calls_belong_to_the_step_in_which_they_were_made(
+    recorded: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = Arrivals(Group())  # type: ignore[arg-type]
+    for step in range(3):
+        recorded += [called(2 * step + part, step + 0.1 * part) for part in range(2)]
+        monkeypatch.setattr(arrivals.time, "time_ns", lambda step=step: int((step + 0.5) * 1e9))
+        arrived.step_ended()
+    arrived.recent(step_s=1.0)
+    assert arrived.runs == [0, 0, 1, 1, 2, 2]
 
 
 def test_less_than_a_step_says_nothing(recorded: list[dict[str, object]]) -> None:
