@@ -109,7 +109,7 @@ def free_port(wanted: int) -> int:  # [1]
         try:  # [1]
             probe.bind(("127.0.0.1", wanted))  # [1]
         except OSError as error:  # [1]
-            sys.exit(f"port {wanted} cannot be used ({error}): give another --master-port, or 0 for any free one")  # [1]
+            sys.exit(f"port {wanted} cannot be used ({error}): give another --master-port, or 0 for any")  # [1]
         return probe.getsockname()[1]  # [1]
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     args = parse(made)
     by_torchrun = "RANK" in os.environ  # [1]
     if by_torchrun and args.world_size:  # [1]
-        made.error(f"--world-size {args.world_size}: torchrun has started {os.environ['WORLD_SIZE']} workers already")  # [1]
+        made.error(f"--world-size is not for torchrun, which has started {os.environ['WORLD_SIZE']} workers")  # [1]
     gpus = torch.cuda.device_count() if args.use_gpu else 0  # [3]
     world_size = int(os.environ["WORLD_SIZE"]) if by_torchrun else args.world_size or gpus or 2  # [1]
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"]) if by_torchrun else world_size  # [1]

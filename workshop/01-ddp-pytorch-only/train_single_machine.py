@@ -1,6 +1,6 @@
 """Trains on one device, in one process: what every other script of these lessons is compared with.
 
-    python train_single_machine.py --epochs 3
+python train_single_machine.py --epochs 3
 """
 
 from __future__ import annotations
