@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -23,7 +24,7 @@ from common.count import count
 from common.record import read, read_run
 
 LESSON = "01-ddp-pytorch-only"
-SMALL = ("--epochs", 2, "--limit", 250, "--batch-size", 50)
+SMALL = ("--epochs", 2, "--limit", 230, "--batch-size", 50)  # the last batch is smaller, and divided, too
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 KEEPSTEP = (sys.executable, "-m", "keepstep", "run", "--workers", "2", "--name", "keepstep")
 FAKE_SSH = """#!/bin/bash
@@ -47,26 +48,31 @@ def done_well(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("task", ["vit", "resnet"])
-def test_losses_are_the_same_by_hand_and_in_keepstep(run_lesson: Runner, tmp_path: Path, task: str) -> None:
-    """250 images do not divide into batches of 2 x 25 without a rest in epochs of 4: the last batch is smaller too."""
-    settings = ("--epochs", 2, "--limit", 230, "--batch-size", 50, "--task", task)
+@pytest.fixture(scope="module")
+def single(run_lesson: Runner, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What one process records; ViT, so that two workers must record the same."""
+    output = tmp_path_factory.mktemp("single")
+    done_well(run_lesson(LESSON, "train_single_machine.py", *SMALL, "--output", output))
+    return read(output)
+
+
+def test_losses_are_the_same_in_keepstep(run_lesson: Runner, tmp_path: Path) -> None:
+    """ResNet-18, whose batch norm tells which samples meet on a worker; the notebook's test has ViT."""
+    settings = (*SMALL, "--task", "resnet")
     by_hand = run_lesson(LESSON, "train_ddp.py", *settings, "--output", tmp_path / "ddp", launcher=TORCHRUN)
     assert "accuracy" in done_well(by_hand)
     assert (tmp_path / "ddp" / "model.pt").is_file()
     launcher = (*KEEPSTEP, "--storage", str(tmp_path))
     done_well(run_lesson(LESSON, "train_keepstep.py", *settings, "--order", "torch", launcher=launcher))
     same(read(tmp_path / "ddp"), read_run(tmp_path / "keepstep", num_samples=230, batch_size=50))
-    if task == "vit":  # without batch norm, two workers' gradients are those of one with the whole batch
-        done_well(run_lesson(LESSON, "train_single_machine.py", *settings, "--output", tmp_path / "single"))
-        same(read(tmp_path / "single"), read(tmp_path / "ddp"))
 
 
-def test_spawned_workers_do_the_same(run_lesson: Runner, tmp_path: Path) -> None:
+def test_spawned_workers_train_as_one_process_does(
+    run_lesson: Runner, single: list[dict[str, Any]], tmp_path: Path
+) -> None:
     words = ("train_ddp.py", *SMALL, "--world-size", 2, "--master-port", 0, "--output", tmp_path / "spawned")
     done_well(run_lesson(LESSON, *words))
-    done_well(run_lesson(LESSON, "train_single_machine.py", *SMALL, "--output", tmp_path / "single"))
-    same(read(tmp_path / "single"), read(tmp_path / "spawned"))
+    same(single, read(tmp_path / "spawned"))
 
 
 def test_the_steps_are_counted() -> None:
@@ -110,13 +116,12 @@ def launch_words(*words: Any) -> tuple[str, ...]:
     return ("./launch_multinode_ddp.sh", "--python", sys.executable, "--master-port", *map(str, words))
 
 
-def test_two_nodes_on_this_machine(run_lesson: Runner, tmp_path: Path) -> None:
+def test_two_nodes_on_this_machine(run_lesson: Runner, single: list[dict[str, Any]], tmp_path: Path) -> None:
     output = tmp_path / "two nodes"  # blanks must survive the way
     launcher = launch_words(free_port(), "--local", "--", *SMALL, "--output", output)
     printed = done_well(run_lesson(LESSON, launcher=launcher))
     assert "[local-0] epoch 1" in printed
-    done_well(run_lesson(LESSON, "train_single_machine.py", *SMALL, "--output", tmp_path / "single"))
-    same(read(tmp_path / "single"), read(output))
+    same(single, read(output))
 
 
 def test_hosts_are_launched_by_ssh(run_lesson: Runner, tmp_path: Path) -> None:
@@ -129,7 +134,7 @@ def test_hosts_are_launched_by_ssh(run_lesson: Runner, tmp_path: Path) -> None:
     launcher = launch_words(free_port(), *hosts, "--", *SMALL, "--output", tmp_path / "out")
     path = f"{fake.parent}{os.pathsep}{os.environ['PATH']}"
     printed = done_well(run_lesson(LESSON, launcher=launcher, PATH=path, SSH_LOG=str(tmp_path / "hosts")))
-    assert "[node1] ViT on CIFAR-10: small model, first 250 images, 2 x CPU" in printed
+    assert "[node1] ViT on CIFAR-10: small model, first 230 images, 2 x CPU" in printed
     # Each is looked at, then the port of the first, and then both are started.
     assert sorted((tmp_path / "hosts").read_text().split()) == ["me@node2"] * 2 + ["node1"] * 3
     assert len(read(tmp_path / "out")) == 2
@@ -151,12 +156,11 @@ def workers_of(output: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("by", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_its_end_is_theirs(data: str, tmp_path: Path, by: signal.Signals) -> None:
     output = tmp_path / "out"
     words = launch_words(free_port(), "--local", "--", "--epochs", 1000, "--limit", 256, "--output", output)
     environment = os.environ | {"KEEPSTEP_DATA": data}
-    # As a terminal has it: a non-interactive shell's background command would not get SIGINT.
     launcher = subprocess.Popen(words, cwd=WORKSHOP / LESSON, env=environment, stdout=subprocess.DEVNULL)
     try:
         until(lambda: (output / "metrics.jsonl").exists(), "training began")
@@ -200,3 +204,22 @@ def test_the_launcher_looks_whether_the_port_is_free(run_lesson: Runner) -> None
         refused = run_lesson(LESSON, launcher=launch_words(port, "--local"))
     assert refused.returncode == 2
     assert f"port {port} of local-0 is taken" in refused.stderr
+
+
+def test_the_notebook(run_notebook: Any) -> None:
+    notebook = run_notebook(LESSON, "DDP_By_Hand.ipynb")
+    assert len(pictures(notebook)) == 3
+    assert all(len(picture) > 5000 for picture in pictures(notebook))
+    said = text(notebook)
+    away = {
+        name: float(value) for name, value in re.findall(r"^(averaged|DDP|.* alone|uneven, \w+) +(\S+)$", said, re.M)
+    }
+    assert len(away) == 6
+    for name in ("averaged", "DDP", "uneven, weighted"):
+        assert away[name] < 1e-5
+    for name in ("rank 0 alone", "rank 1 alone", "uneven, averaged"):
+        assert away[name] > 0.01
+    table = re.search(r"largest relative difference from one process:(.*?)\n\n", said, re.S)[1]
+    for name in ("torchrun", "mp.spawn", "keepstep"):
+        assert max(map(float, re.search(rf"^{name} +(.*)$", table, re.M)[1].split())) < 1e-5
+    assert float(re.search(r"with batch norm: (\S+) apart", said)[1]) > 1e-4

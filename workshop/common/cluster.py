@@ -42,7 +42,8 @@ def connect(
     if not ray.is_initialized():
         # Ray sends the lessons' shared code to every node; each worker finds the data as this process does.
         carried = {name: os.environ[name] for name in ("KEEPSTEP_DATA", "XDG_CACHE_HOME") if name in os.environ}
-        runtime_env = {"working_dir": str(WORKSHOP), "env_vars": {"OMP_NUM_THREADS": "1"} | carried,
+        variables = {"OMP_NUM_THREADS": "1", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"} | carried  # or each line comes twice
+        runtime_env = {"working_dir": str(WORKSHOP), "env_vars": variables,
                        "excludes": ["**/output/**", "**/runs/**", "*.ipynb"]}  # fmt: skip
         level = "error" if quiet else "warning"
         try:
