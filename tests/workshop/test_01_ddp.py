@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import WORKSHOP, Runner, pictures, text
 
 sys.path.insert(0, str(WORKSHOP))
+from common.checks import Wrong, _load
 from common.count import count
 from common.record import read, read_run
 
@@ -223,3 +226,41 @@ def test_the_notebook(run_notebook: Any) -> None:
     for name in ("torchrun", "mp.spawn", "keepstep"):
         assert max(map(float, re.search(rf"^{name} +(.*)$", table, re.M)[1].split())) < 1e-5
     assert float(re.search(r"with batch norm: (\S+) apart", said)[1]) > 1e-4
+
+
+# -- exercises: wrong answers, beside those that learners begin with ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "hint"),
+    [
+        (lambda n, rank, size: range(rank * (n // size), (rank + 1) * (n // size)), "only 9 are in a share"),
+        (lambda n, rank, size: range(n) if rank == 0 else range(0), "some workers would wait for others"),
+        (lambda n, rank, size: range(n), "would be counted twice"),
+    ],
+    ids=["the rest is left out", "one has all", "all have all"],
+)
+def test_wrong_divisions_are_found(share: Any, hint: str) -> None:
+    checks = _load(WORKSHOP / LESSON / "exercises" / "checks.py")
+    with pytest.raises(Wrong, match=hint):
+        checks.check_2(SimpleNamespace(share=share))
+
+
+@pytest.mark.parametrize(
+    ("orders", "hint"),
+    [
+        (lambda n, epochs, rank, size, seed: [random.sample(range(n), n // size) for _ in range(epochs)], "see each"),
+        (lambda n, epochs, rank, size, seed: [[*range(rank, n, size)]] * epochs, "has the order of the first"),
+        (
+            lambda n, epochs, rank, size, seed: [
+                random.Random(e).sample(range(n), n)[rank::size] for e in range(epochs)
+            ],
+            "another seed gives the same order",
+        ),
+    ],
+    ids=["each draws by itself", "no shuffling", "the seed is forgotten"],
+)
+def test_wrong_orders_are_found(orders: Any, hint: str) -> None:
+    checks = _load(WORKSHOP / LESSON / "exercises" / "checks.py")
+    with pytest.raises(Wrong, match=hint):
+        checks.check_3(SimpleNamespace(orders=orders))

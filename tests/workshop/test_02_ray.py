@@ -7,14 +7,17 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import WORKSHOP, Runner, pictures, text
 
 sys.path.insert(0, str(WORKSHOP))
+from common.checks import Wrong, _load
 from common.count import count
 from common.record import read, read_run
 
@@ -64,7 +67,7 @@ def ids(folder: Path) -> list[list[list[int]]]:
 
 @pytest.mark.ray
 def test_ray_data_gives_the_same_rows_and_losses(run_lesson: Runner, ray_address: str, tmp_path: Path) -> None:
-    settings = ("--epochs", 2, "--limit", 200, "--batch-size", 50, "--order", "file", "--ids")
+    settings = ("--epochs", 2, "--limit", 100, "--batch-size", 50, "--order", "file", "--ids")
     raw = ("train_ray_ddp_with_ray_data.py", "--num-workers", 2, "--address", ray_address)
     done = run_lesson(LESSON, *raw, *settings, "--output", tmp_path / "raw", **RAY)
     assert done.returncode == 0, done.stderr
@@ -74,7 +77,7 @@ def test_ray_data_gives_the_same_rows_and_losses(run_lesson: Runner, ray_address
     found = ids(tmp_path / "raw")
     assert found == ids(tmp_path / "keepstep")
     assert found[0][0] + found[1][0] == list(range(50))  # in the order of the data set, a block each
-    same(read(tmp_path / "raw"), read_run(tmp_path / "keepstep", num_samples=200, batch_size=50))
+    same(read(tmp_path / "raw"), read_run(tmp_path / "keepstep", num_samples=100, batch_size=50))
 
 
 @pytest.mark.ray
@@ -132,3 +135,36 @@ def test_without_ray_it_says_how_to_get_it(run_lesson: Runner, tmp_path: Path) -
     refused = run_lesson(LESSON, "train_ray_ddp.py", PYTHONPATH=path)
     assert refused.returncode == 1
     assert "pip install 'keepstep[ray]'" in refused.stderr
+
+
+# -- exercises: wrong answers, beside those that learners begin with ---------------------------------------------------
+
+
+def mean_of_means(loss_sum: float, correct: int, num_images: int, all_reduce: Any) -> dict[str, float]:
+    loss, accuracy, workers = all_reduce([loss_sum / num_images, correct / num_images, 1])
+    return {"loss": loss / workers, "accuracy": accuracy / workers}
+
+
+def only_the_first_adds_up(loss_sum: float, correct: int, num_images: int, all_reduce: Any) -> dict[str, float]:
+    if num_images == 40:
+        loss_sum, correct, num_images = all_reduce([loss_sum, correct, num_images])
+    return {"loss": loss_sum / num_images, "accuracy": correct / num_images}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "hint"),
+    [(mean_of_means, "a mean of the workers' accuracies is not it"), (only_the_first_adds_up, "all must call it")],
+)
+def test_wrong_metrics_are_found(metrics: Any, hint: str) -> None:
+    checks = _load(WORKSHOP / LESSON / "exercises" / "checks.py")
+    with pytest.raises(Wrong, match=hint):
+        checks.check_2(SimpleNamespace(metrics=metrics))
+
+
+def test_a_checkpoint_without_the_moments_is_found() -> None:
+    checks = _load(WORKSHOP / LESSON / "exercises" / "checks.py")
+    answer = _load(WORKSHOP / LESSON / "exercises" / "solutions" / "1_checkpoint.py")
+    right = answer.load
+    answer.load = lambda folder, model, optimizer: right(folder, model, torch.optim.Adam(model.parameters()))
+    with pytest.raises(Wrong, match="does the optimizer know its moments"):
+        checks.check_1(answer)

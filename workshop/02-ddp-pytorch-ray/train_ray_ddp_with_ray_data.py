@@ -4,8 +4,9 @@
     python train_ray_ddp_with_ray_data.py --num-workers 2 --epochs 3 --order file      # no shuffling
 
 Which worker gets which rows: Ray deals out blocks to whoever has fewest rows, as they get ready; with `preserve_order`,
-set here, in the order of the data set. A block is a worker's share of a batch, so that in file order batch k is rows
-[k*B, (k+1)*B). Shuffled, each worker mixes its own rows within a buffer. --ids notes the rows of each batch.
+set here, in the order of the data set. A block is a worker's share of a batch (where batches divide the data set), so
+that in file order batch k is rows [k*B, (k+1)*B). Shuffled, each worker mixes its own rows within a buffer, and rows that
+would make the workers' shares unequal are left out. --ids notes the rows of each batch.
 
 What a single process does not need is marked with the number of its step:
     [1] connect and ask for workers        [4] divide the data         [7] save, and report what all have seen

@@ -24,7 +24,7 @@ def images(task: str, split: str, data: str | None, limit: int | None, rows_per_
             sys.path.append(workshop)
         from common.ray_images import loaded
 
-        pixels, labels = loaded(task, split, data, limit)[rows["id"]]
+        pixels, labels = loaded(task, split, data, limit)[rows["id"].tolist()]
         return {"id": rows["id"], "image": np.ascontiguousarray(pixels.numpy()), "label": labels.numpy()}
 
     ray.data.DataContext.get_current().enable_progress_bars = False
