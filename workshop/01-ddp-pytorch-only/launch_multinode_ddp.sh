@@ -96,13 +96,17 @@ for name in $(compgen -e); do
 done
 
 gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
+cores=$(getconf _NPROCESSORS_ONLN)
+threads=$((cores > nproc * ${#nodes[@]} ? cores / (nproc * ${#nodes[@]}) : 1))
 node_command() { # NUMBER [ARGUMENT...]: what node NUMBER runs
     local number=$1 gpu_list="" words
     shift
     if [[ -n $local_only && $gpus -ge $((nproc * ${#nodes[@]})) ]]; then
         gpu_list=$(seq -s, $((number * nproc)) $((number * nproc + nproc - 1)))
     fi
-    [[ -z $local_only ]] || printf 'export CUDA_VISIBLE_DEVICES=%s; ' "$gpu_list" # two nodes must not share a GPU
+    if [[ -n $local_only ]]; then # two nodes on one machine share its cores, and must not share a GPU
+        printf 'export CUDA_VISIBLE_DEVICES=%s OMP_NUM_THREADS=%d; ' "$gpu_list" "$threads"
+    fi
     printf -v words '%q ' "$python" -u -m torch.distributed.run --nnodes "${#nodes[@]}" --node-rank "$number" \
         --nproc-per-node "$nproc" --master-addr "$master_addr" --master-port "$port" train_ddp.py "$@"
     printf 'cd %q || exit 3; %s%s <&- & torchrun=$!; exec 3<&0; ' "$dir" "$environment" "$words"

@@ -52,7 +52,7 @@ def train_worker(args: argparse.Namespace) -> None:
     device = torch.device("cuda", local_rank) if args.use_gpu else torch.device("cpu")  # [3]
     if args.use_gpu:  # [3]
         torch.cuda.set_device(device)  # [3]
-    else:  # [3]
+    elif "OMP_NUM_THREADS" not in os.environ:  # [3]
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))  # [3]
     dist.init_process_group("nccl" if args.use_gpu else "gloo", device_id=device if args.use_gpu else None)  # [2]
     if rank == 0:  # [9]

@@ -5,7 +5,7 @@
 
 Which worker gets which rows: Ray deals out blocks to whoever has fewest rows, as they get ready; with `preserve_order`,
 set here, in the order of the data set. A block is a worker's share of a batch (where batches divide the data set), so
-that in file order batch k is rows [k*B, (k+1)*B). Shuffled, each worker mixes its own rows within a buffer, and rows that
+that in file order batch k is rows [k*B, (k+1)*B). Shuffled, each worker mixes its own rows within a buffer. Rows that
 would make the workers' shares unequal are left out. --ids notes the rows of each batch.
 
 What a single process does not need is marked with the number of its step:
