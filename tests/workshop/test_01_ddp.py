@@ -70,14 +70,6 @@ def test_losses_are_the_same_in_keepstep(run_lesson: Runner, tmp_path: Path) -> 
     same(read(tmp_path / "ddp"), read_run(tmp_path / "keepstep", num_samples=230, batch_size=50))
 
 
-def test_spawned_workers_train_as_one_process_does(
-    run_lesson: Runner, single: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    words = ("train_ddp.py", *SMALL, "--world-size", 2, "--master-port", 0, "--output", tmp_path / "spawned")
-    done_well(run_lesson(LESSON, *words))
-    same(single, read(tmp_path / "spawned"))
-
-
 def test_the_steps_are_counted() -> None:
     single, by_hand, keepstep = (
         count(WORKSHOP / LESSON / name, WORKSHOP / LESSON / "train_single_machine.py")

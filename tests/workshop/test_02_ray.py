@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import WORKSHOP, Runner, pictures, text
 
 sys.path.insert(0, str(WORKSHOP))
+from common import cluster
 from common.checks import Wrong, _load
 from common.count import count
 from common.record import read, read_run
@@ -48,6 +49,7 @@ def test_losses_are_the_same_in_keepstep(run_lesson: Runner, ray_address: str, t
     same(read(tmp_path / "raw"), read_run(tmp_path / "keepstep", num_samples=230, batch_size=50))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_one_worker_goes_on_where_it_was(run_lesson: Runner, ray_address: str, tmp_path: Path) -> None:
     words = ("train_ray_ddp.py", "--num-workers", 1, "--address", ray_address, "--name", "again", "--output", tmp_path)
@@ -114,9 +116,11 @@ def test_more_workers_than_the_ray_has_are_refused(run_lesson: Runner, ray_addre
     refused = run_lesson(LESSON, "train_ray_ddp.py", "--num-workers", 16, "--address", ray_address)
     assert refused.returncode == 1
     assert "16 workers ask for 16 CPUs, this Ray has 8: give --num-workers 8" in refused.stderr
-    words = ("train_ray_ddp_with_ray_data.py", "--num-workers", 8, "--cpus-per-worker", 1)
-    refused = run_lesson(LESSON, *words, "--address", ray_address)
-    assert "8 workers, and 1 CPU to read data, ask for 9, this Ray has 8: give --num-workers 7" in refused.stderr
+
+
+def test_a_refusal_counts_the_cpu_that_reads_data() -> None:
+    said = cluster._refusal("CPU", 8, 9.0, 8.0, data_cpus=1)
+    assert said.startswith("8 workers, and 1 CPU to read data, ask for 9, this Ray has 8: give --num-workers 7, or ")
 
 
 def test_bad_input_says_what_to_do(run_lesson: Runner, tmp_path: Path) -> None:

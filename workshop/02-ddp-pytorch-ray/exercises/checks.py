@@ -78,7 +78,7 @@ class World:
     """Some workers, as threads, that add up numbers together."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=5)
+        self.barrier = threading.Barrier(size, timeout=2)
         self.given: dict[int, list[float]] = {}
         self.size = size
 
