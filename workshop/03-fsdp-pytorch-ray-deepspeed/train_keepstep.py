@@ -5,7 +5,7 @@
 
 keepstep's own flags stand before the script: --cpu-offload, --precision bf16, --checkpoint-every, --name, ...
 The lines that exist only because training is distributed, and may fail, end with the number of their step:
-[1] the run   [2] model, optimizer and data prepared for it   [3] epochs and steps that can go on   [4] sums over workers
+[1] the run   [2] model, optimizer and data prepared for it   [3] epochs and steps to go on with   [4] sums over workers
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def evaluate(run: keepstep.Run, model: nn.Module, task: Task, test: DataLoader[A
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made = arguments.parser(__doc__)
-    made.add_argument("--order", choices=["keepstep", "torch"], default="keepstep", help="torch: the raw scripts' order")
+    made.add_argument(
+        "--order", choices=["keepstep", "torch"], default="keepstep", help="torch: the raw scripts' order"
+    )
     made.add_argument("--clip", type=float, help="clip the gradient's norm, as train_ray_deepspeed.py does at 1.0")
     return arguments.parse(made, argv)
 

@@ -7,8 +7,8 @@ The lines that exist only because training is distributed, and may fail, end wit
 [3] data: each worker's part of every batch, another order each epoch   [4] sharding the model
 [5] numbers of all workers in one   [6] checkpoints   [7] going on from one
 
-The model is wrapped by hand: Ray's prepare_model(model, parallel_strategy="fsdp") refuses to on CPUs; on GPUs it moves the
-whole model to one first, and without an auto_wrap_policy makes one unit of it, which is gathered whole in each forward.
+The model is wrapped by hand. Ray's prepare_model(model, parallel_strategy="fsdp") refuses to on CPUs; on GPUs it first
+moves the whole model to one, and without an auto_wrap_policy makes one unit of it, gathered whole in each forward.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def train(config: dict[str, Any]) -> None:
     record = Record(args.output, resumed=first_epoch > 0) if rank == 0 else None  # [5]
     for epoch in range(first_epoch, args.epochs):
         if epoch == args.kill_at and checkpoint is None and rank == num_workers - 1:
+            time.sleep(5)  # Ray looks for new checkpoints every 2 s: who dies sooner takes the last one along
             os.kill(os.getpid(), signal.SIGKILL)  # --kill-at: see for yourself that the run goes on
         sampler.set_epoch(epoch)  # [3]
         total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples

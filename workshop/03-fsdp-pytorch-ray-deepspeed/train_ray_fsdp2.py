@@ -64,6 +64,7 @@ def train(config: dict[str, Any]) -> None:
     with profiler(args.profile_dir, rank) as profile:
         for epoch in range(state.epoch, args.epochs):
             if epoch == args.kill_at and checkpoint is None and rank == num_workers - 1:
+                time.sleep(5)  # Ray looks for new checkpoints every 2 s: who dies sooner takes the last one along
                 os.kill(os.getpid(), signal.SIGKILL)  # --kill-at: see for yourself that the run goes on
             sampler.set_epoch(epoch)  # [3]
             total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples
@@ -84,7 +85,9 @@ def train(config: dict[str, Any]) -> None:
                 record.epoch(epoch, train_loss, test_loss, accuracy, step=state.step)
             state.epoch = epoch + 1  # the one to train next  # [6]
             if state.epoch % args.checkpoint_freq == 0 or state.epoch == args.epochs:  # [6]
-                save(state, {"epoch": epoch, "train_loss": train_loss, "test_loss": test_loss, "accuracy": accuracy})  # [6]
+                save(
+                    state, {"epoch": epoch, "train_loss": train_loss, "test_loss": test_loss, "accuracy": accuracy}
+                )  # [6]
 
 
 def shard(model: nn.Module, args: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -124,7 +127,10 @@ class AppState:  # [6]
         from torch.distributed.checkpoint.state_dict import set_state_dict  # [7]
 
         set_state_dict(  # [7]
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]  # [7]
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optim"],  # [7]
         )  # [7]
         self.epoch, self.step = state["epoch"], state["step"]  # [7]
 
