@@ -49,7 +49,8 @@ for epoch in range({EPOCHS}):
     for batch in order.split(128):
         images, labels = train[batch]
         loss = F.cross_entropy(model(task.normalise(images)), labels)
-        optimizer.zero_grad(); loss.backward(); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); optimizer.step()
+        optimizer.zero_grad(); loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); optimizer.step()
         total += loss.item() * len(batch)
     with torch.no_grad():
         logits = model(task.normalise(test.tensors[0]))
