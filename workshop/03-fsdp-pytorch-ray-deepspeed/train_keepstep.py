@@ -30,6 +30,14 @@ from common.record import Record
 from common.tasks import TASKS, Task
 
 
+class Total(nn.Module):  # [3]
+    """Loss and samples of the epoch so far; saved with the run, which may go on in the middle of an epoch."""
+
+    def __init__(self, device: torch.device) -> None:  # [3]
+        super().__init__()  # [3]
+        self.register_buffer("sums", torch.zeros(2, dtype=torch.float64, device=device))  # [3]
+
+
 @torch.no_grad()
 def evaluate(run: keepstep.Run, model: nn.Module, task: Task, test: DataLoader[Any]) -> tuple[Tensor, Tensor]:
     """Loss and accuracy over the whole test set, however many workers share it."""
@@ -65,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     train = DataLoader(train_set, batch_size=args.batch_size, sampler=order, shuffle=order is None)
     test = DataLoader(test_set, batch_size=args.batch_size)
     model, optimizer, train, test = run.prepare(model, optimizer, train, test)  # [2]
+    total = run.track("total", Total(run.device))  # [3]
 
     record = None
     for epoch in run.epochs(args.epochs):  # [3]
         if record is None and run.is_main:  # [4]
             record = Record(args.output, resumed=epoch > 0)
-        total = torch.zeros(2, dtype=torch.float64, device=run.device)  # loss, samples
         for images, labels in run.steps(train):  # [3]
             loss = F.cross_entropy(model(task.normalise(images)), labels)
             loss.backward()
@@ -79,8 +87,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             optimizer.step()
             optimizer.zero_grad()
             run.log(loss=loss)
-            total += torch.stack([loss.detach() * len(labels), torch.tensor(len(labels), device=run.device)])
-        train_loss, num_samples = run.sum(total).tolist()  # [4]
+            seen = torch.stack([loss.detach() * len(labels), torch.tensor(len(labels), device=run.device)])
+            total.sums += run.sum(seen)  # [4]
+        train_loss, num_samples = total.sums.tolist()
+        total.sums.zero_()
         test_loss, accuracy = evaluate(run, model, task, test)
         run.log(test_loss=test_loss, accuracy=accuracy)
         if record is not None:  # [4]
