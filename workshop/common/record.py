@@ -28,8 +28,10 @@ class Record:
             flush=True,
         )
         line = {"epoch": epoch, "train_loss": train_loss, "test_loss": test_loss, "accuracy": accuracy}
-        with self.path.open("a") as file:
-            file.write(json.dumps(line | {"seconds": seconds} | more) + "\n")
+        # An epoch that a crash has undone is trained again, and then counts once.
+        kept = [each for each in read(self.path.parent) if each["epoch"] < epoch] if self.path.exists() else []
+        lines = [json.dumps(each) for each in (*kept, line | {"seconds": seconds} | more)]
+        self.path.write_text("\n".join(lines) + "\n")
 
 
 def read(output: str | Path) -> list[dict[str, Any]]:
