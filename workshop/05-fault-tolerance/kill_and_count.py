@@ -23,8 +23,8 @@ from safetensors.torch import load_file
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # the lessons share models and data
-from common import arguments, cluster, consumed, faults  # noqa: E402
-from common.tasks import TASKS  # noqa: E402
+from common import arguments, cluster, consumed, faults
+from common.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Verdict:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     made = arguments.parser(__doc__)
+    arguments.add_pace(made)
     made.add_argument("version", choices=["raw", "keepstep"])
     cluster.add_arguments(made)
     made.add_argument("--kills", type=int, default=1)
@@ -58,7 +59,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def command(args: argparse.Namespace, name: str) -> list[str]:
     """What a person would type, for the version that is asked for."""
     own = ["--task", args.task, "--epochs", args.epochs, "--batch-size", args.batch_size, "--seed", args.seed]
-    own += ["--use-gpu", args.use_gpu, "--output", args.output]
+    own += ["--pace", args.pace, "--use-gpu", args.use_gpu, "--output", args.output]
     own += ["--full"] if args.full else []
     for flag in ("lr", "limit", "data"):
         own += [f"--{flag}", getattr(args, flag)] if getattr(args, flag) is not None else []
@@ -122,17 +123,8 @@ def apart(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> fl
                for name in first)  # fmt: skip
 
 
-def describe(verdict: Verdict, num_epochs: int) -> str:
-    lines = []
-    for kill in verdict.kills:
-        again = f"{kill.recovery_s:.1f} s later the next step was made" if kill.recovery_s else "there was no next step"
-        lines.append(f"killed worker {kill.rank} after step {kill.step}: {again}")
-    tally = verdict.tally
-    lines.append(
-        f"in the weights, of {tally.once + tally.repeated + tally.lost} samples in {num_epochs} epochs: "
-        f"{tally.once} once, {tally.repeated} repeated, {tally.lost} lost"
-    )
-    lines.append(f"computed for nothing: {tally.redone} samples")
+def describe(verdict: Verdict) -> str:
+    lines = [*map(str, verdict.kills), str(verdict.tally)]
     if verdict.same_losses is not None and verdict.weights_apart is not None:
         lines.append(f"losses bitwise those of the undisturbed run: {'yes' if verdict.same_losses else 'no'}")
         how = f"no, up to {verdict.weights_apart:.2g} apart" if verdict.weights_apart else "yes"
@@ -147,7 +139,7 @@ def main() -> None:
         verdict = disturb(args)
     except (faults.TrainingFailed, ValueError) as error:
         sys.exit(str(error))
-    print(describe(verdict, args.epochs))
+    print(describe(verdict))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import keepstep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the lessons share models and data
-from common import arguments  # noqa: E402
-from common.consumed import Consumed  # noqa: E402
-from common.order import TorchOrder  # noqa: E402
-from common.record import Record  # noqa: E402
-from common.tasks import TASKS  # noqa: E402
+from common import arguments
+from common.consumed import Consumed
+from common.order import TorchOrder
+from common.record import Record
+from common.tasks import TASKS
 
 
 class Totals:
@@ -44,6 +45,7 @@ class Totals:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     made = arguments.parser(__doc__)
+    arguments.add_pace(made)
     made.add_argument("--order", choices=["keepstep", "torch"], default="keepstep", help="torch: as the raw version's")
     return arguments.parse(made, argv)
 
@@ -79,6 +81,7 @@ def main() -> None:
             optimizer.zero_grad()
             run.log(loss=loss)  # [4]
             consumed.add(run.step + 1, epoch, ids, loss)
+            time.sleep(args.pace)
             totals.values += run.sum(torch.stack([loss.detach(), torch.ones_like(loss)]) * len(labels)).cpu()  # [4]
 
         train_loss, num_samples = totals.values.tolist()

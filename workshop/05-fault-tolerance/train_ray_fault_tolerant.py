@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the lessons share models and data
-from common import arguments, cluster  # noqa: E402
-from common.consumed import Consumed  # noqa: E402
-from common.record import Record  # noqa: E402
-from common.tasks import TASKS  # noqa: E402
+from common import arguments, cluster
+from common.consumed import Consumed
+from common.record import Record
+from common.tasks import TASKS
 
 
 def parse() -> argparse.Namespace:
     made = arguments.parser(__doc__)
+    arguments.add_pace(made)
     cluster.add_arguments(made)
     made.add_argument("--name", default="raw", help="of the run; the same again resumes it (default: %(default)s)")
     made.add_argument("--max-failures", type=int, default=3)
@@ -100,6 +102,7 @@ def train_loop(config: dict[str, Any]) -> None:
             optimizer.zero_grad()
             step += 1
             consumed.add(step, epoch, ids, loss)
+            time.sleep(args.pace)
             totals += torch.stack([loss.detach(), torch.ones_like(loss)]) * len(labels)
             if args.checkpoint_every and batches % args.checkpoint_every == 0 and batches < len(train):  # [5]
                 state = {"step": step, "epoch": epoch, "batches": batches, "totals": over_all_workers(totals)}  # [5]
@@ -134,9 +137,7 @@ def restore() -> dict[str, Any] | None:  # [6]
     return saved  # [6]
 
 
-def save(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], metrics: dict[str, Any]
-) -> None:  # [5]
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], metrics: dict[str, Any]) -> None:
     """Rank 0 writes; all report, for a report waits for all."""
     import ray.train  # [5]
 

@@ -132,6 +132,12 @@ class Tally:
     redone: int
     """Samples that were computed for nothing: steps made after the last checkpoint before a death."""
 
+    def __str__(self) -> str:
+        return (
+            f"in the weights, of {self.once + self.repeated + self.lost} samples (of all epochs): {self.once} once, "
+            f"{self.repeated} repeated, {self.lost} lost\ncomputed for nothing: {self.redone} samples"
+        )
+
     @property
     def exactly_once(self) -> bool:
         return not self.repeated and not self.lost and bool(self.once)

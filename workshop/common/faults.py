@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.consumed import Attempt, attempts
@@ -36,6 +36,12 @@ class Killed:
     recovery_s: float | None
     """Until the next step was made; None: there was none."""
 
+    def __str__(self) -> str:
+        again = (
+            f"{self.recovery_s:.1f} s later the next step was made" if self.recovery_s else "no step was made after it"
+        )
+        return f"killed worker {self.rank} after step {self.step}: {again}"
+
 
 class TrainingFailed(Exception):
     """It ended with an error, or not at all; the text has the end of its output."""
@@ -50,8 +56,13 @@ def draw(num_kills: int, num_steps: int, num_workers: int, seed: int) -> list[Ki
     return [Kill(step, chance.randrange(num_workers), chance.uniform(0, _LONGEST_DELAY_S)) for step in steps]
 
 
-def train(command: Sequence[str], output: Path, kills: Sequence[Kill] = (), timeout_s: float = 400) -> list[Killed]:
-    """Runs `command`, which notes what it consumes in `output`, to its end; its own output goes to OUTPUT.log."""
+def train(
+    command: Sequence[str], output: Path, kills: Sequence[Kill] = (), timeout_s: float = 400, dies: bool = False
+) -> list[Killed]:
+    """Runs `command`, which notes what it consumes in `output`, to its end; its own output goes to OUTPUT.log.
+
+    `dies`: the last kill is expected to end it, for it forgives none.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     log = output.with_name(f"{output.name}.log")
     done: list[tuple[Kill, int, float]] = []
@@ -68,13 +79,18 @@ def train(command: Sequence[str], output: Path, kills: Sequence[Kill] = (), time
             ended = process.poll()
             if ended is None:
                 _end(process)
-    if ended != 0:
-        said = "ended with an error" if ended is not None else f"has not ended after {timeout_s:.0f} s"
+    if ended is None or (ended != 0) != (dies and len(done) == len(kills)):
+        said = f"ended with exit code {ended}" if ended is not None else f"has not ended after {timeout_s:.0f} s"
         raise TrainingFailed(f"the training {said}; the end of {log}:\n{log.read_text()[-3000:]}")
     if len(done) < len(kills):
         raise TrainingFailed(f"the training was over after {len(done)} of {len(kills)} kills: give it more epochs")
+    return recovered([Killed(step, kill.rank, at, None) for kill, step, at in done], output)
+
+
+def recovered(killed: list[Killed], output: Path) -> list[Killed]:
+    """The same, with the time that each took to recover from, as far as it has."""
     made = attempts(output)
-    return [Killed(step, kill.rank, at, _recovery_s(made, at)) for kill, step, at in done]
+    return [replace(kill, recovery_s=_recovery_s(made, kill.time)) for kill in killed]
 
 
 def _kill_if_due(output: Path, kill: Kill, after: float) -> tuple[Kill, int, float] | None:
