@@ -47,6 +47,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("--checkpoint-every", type=int, default=5, help="steps; 0: at the end of each epoch, raw only")
     made.add_argument("--resume", choices=["again", "next", "skip"], default="again", help="raw: see its --help")
     made.add_argument("--engine", choices=["torchrun", "ray"], default="torchrun", help="keepstep's")
+    made.add_argument("--order", choices=["keepstep", "torch"], default="keepstep", help="keepstep: see its --help")
     made.add_argument("--no-reference", action="store_true", help="count only: no undisturbed run to compare with")
     args = arguments.parse(made, argv)
     if args.kills < 0:
@@ -72,7 +73,7 @@ def command(args: argparse.Namespace, name: str) -> list[str]:
         words = ["-m", "keepstep", "run", *forgiven, "--workers", args.num_workers, "--engine", args.engine]
         words += ["--storage", Path(args.output) / "runs", "--device", "cuda" if args.use_gpu else "cpu"]
         words += on_ray if args.engine == "ray" else []
-        words += [HERE / "train_keepstep.py", *own]
+        words += [HERE / "train_keepstep.py", *own, "--order", args.order]
     return [sys.executable, *map(str, words)]
 
 
@@ -95,7 +96,7 @@ def disturb(args: argparse.Namespace) -> Verdict:
     if not args.no_reference:
         undisturbed = Path(args.output) / f"{name}-undisturbed"
         same_losses = _losses(folder) == _losses(undisturbed)
-        weights_apart = apart(_weights(args, f"{name}-killed"), _weights(args, f"{name}-undisturbed"))
+        weights_apart = apart(weights(args, f"{name}-killed"), weights(args, f"{name}-undisturbed"))
     verdict = Verdict(killed, tally, seconds, same_losses, weights_apart)
     (folder / "verdict.json").write_text(json.dumps(asdict(verdict), indent=1))
     return verdict
@@ -111,7 +112,7 @@ def _losses(folder: Path) -> dict[int, float]:
     return consumed.losses(consumed.history(consumed.attempts(folder)))
 
 
-def _weights(args: argparse.Namespace, name: str) -> dict[str, torch.Tensor]:
+def weights(args: argparse.Namespace, name: str) -> dict[str, torch.Tensor]:
     output = Path(args.output)
     folder = output / name if args.version == "raw" else output / "runs" / name / "artifacts"
     return load_file(folder / "weights.safetensors")
