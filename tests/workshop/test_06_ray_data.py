@@ -84,7 +84,7 @@ def test_raw_ray_repeats_rows_after_a_kill(run_lesson: Any, ray_address: str, im
     words = ("raw", *SMALL, "--pace", 0.3, "--checkpoint-every", 2, "--images", images, "--output", tmp_path)
     done = run_lesson(LESSON, "count_rows.py", *words, RAY_ADDRESS=ray_address)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert consumed.tally(tmp_path / "raw-then-same", 200, 1).repeated > 0
+    assert consumed.tally(tmp_path / "raw-again-then-same", 200, 1).repeated > 0
 
 
 def test_bad_input_says_what_to_do(run_lesson: Any, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def disturb(args: argparse.Namespace) -> tuple[list[faults.Killed], consumed.Tal
     num_rows = pyarrow.dataset.dataset(args.images).count_rows()
     num_steps = args.epochs * -(-num_rows // args.batch_size)
     kills = faults.draw(args.kills, num_steps, args.num_workers, args.seed)
-    name = f"{args.version}-then-{args.then_workers or 'same'}"
+    kind = f"raw-{args.resume}" if args.version == "raw" else "keepstep"
+    name = f"{kind}-then-{args.then_workers or 'same'}"
     folder = Path(args.output) / name
     for old in (folder, Path(args.output) / "runs" / name):
         shutil.rmtree(old, ignore_errors=True)  # the same name would go on with it

@@ -1,8 +1,8 @@
 """Where to go on in the data, on another number of workers?
 
-An epoch was interrupted after `batches_done` global batches; batch k is order(...)[k * batch_size : (k + 1) * batch_size],
-whoever trained it. Return the ids that worker `rank` of `num_workers` has to train in the rest of the epoch: all workers
-together each of them once, and shared evenly. What stands here begins the epoch again.
+An epoch was interrupted after `batches_done` global batches of `batch_size` samples each, which were the first of
+order(...), whoever trained them. Return the ids that worker `rank` of `num_workers` has to train in the rest of the
+epoch: all workers together each of them once, and shared evenly. What stands here skips in each worker's own part.
 """
 
 from __future__ import annotations
@@ -18,4 +18,4 @@ def order(num_samples: int, seed: int, epoch: int) -> list[int]:
 def remaining(
     num_samples: int, batch_size: int, batches_done: int, rank: int, num_workers: int, seed: int, epoch: int
 ) -> list[int]:
-    return order(num_samples, seed, epoch)[rank::num_workers]
+    return order(num_samples, seed, epoch)[rank::num_workers][batches_done * batch_size :]
