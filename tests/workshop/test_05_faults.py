@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from workshop.conftest import pictures, text
+from workshop.notebook_tables import outputs, table
 
 WORKSHOP = Path(__file__).parents[2] / "workshop"
 sys.path.insert(0, str(WORKSHOP))
@@ -132,3 +135,28 @@ def test_bad_input_says_what_to_do(run_lesson: Any, tmp_path: Path) -> None:
             assert said in done.stderr
     done = run_lesson(LESSON, "train_ray_fault_tolerant.py", "--batch-size", 31, "--num-workers", 2)
     assert "--batch-size 31 does not divide by 2 workers" in done.stderr
+
+
+def test_the_notebook_is_stored_with_its_results() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    check_notebook(nbformat.read(WORKSHOP / LESSON / "Fault_Tolerance.ipynb", as_version=4))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_notebook_runs(run_notebook: Any) -> None:
+    check_notebook(run_notebook(LESSON, "Fault_Tolerance.ipynb", timeout=500))
+
+
+def check_notebook(notebook: Any) -> None:
+    """What it claims is what it shows: raw Ray Train repeats or loses, keepstep does neither."""
+    assert len(pictures(notebook)) == 2
+    assert all(len(picture) > 5000 for picture in pictures(notebook))
+    assert not [output for output in outputs(notebook) if output["output_type"] == "error"]
+    rows = table(notebook, "repeated")
+    assert rows["raw, again"]["repeated"] > 0
+    assert rows["raw, next"]["lost"] > 0
+    for label in ("raw, skip", "raw, epoch ends", "keepstep", "keepstep on Ray"):
+        assert not any(rows[label][name] for name in ("repeated", "lost", "weights differ by")), label
+    assert re.search("(?<!not )certified", text(notebook))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workshop.conftest import pictures
+from workshop.notebook_tables import outputs, table
 
 WORKSHOP = Path(__file__).parents[2] / "workshop"
 sys.path.insert(0, str(WORKSHOP))
@@ -94,3 +96,25 @@ def test_bad_input_says_what_to_do(run_lesson: Any, tmp_path: Path) -> None:
     assert "1 are the least" in done.stderr
     done = run_lesson(LESSON, "train_ray_data.py", "--batch-size", 31)
     assert "does not divide by 2 workers" in done.stderr
+
+
+def test_the_notebook_is_stored_with_its_results() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    check_notebook(nbformat.read(WORKSHOP / LESSON / "Ray_Data.ipynb", as_version=4))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_notebook_runs(run_notebook: Any) -> None:
+    check_notebook(run_notebook(LESSON, "Ray_Data.ipynb", timeout=500))
+
+
+def check_notebook(notebook: Any) -> None:
+    """What it claims is what it shows: after a kill the raw training repeats rows, keepstep's does not."""
+    assert len(pictures(notebook)) == 3
+    assert all(len(picture) > 5000 for picture in pictures(notebook))
+    assert not [output for output in outputs(notebook) if output["output_type"] == "error"]
+    rows = table(notebook, "repeated")
+    assert rows["raw, again"]["repeated"] > 0
+    assert rows["keepstep, then 1 worker"]["repeated"] == rows["keepstep, then 1 worker"]["lost"] == 0
