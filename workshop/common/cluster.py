@@ -19,8 +19,13 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     )
 
 
-def connect(num_workers: int, use_gpu: bool, cpus_per_worker: float = 1.0, address: str | None = None) -> Any:
-    """Connects, ships the workshop's code to the workers, and returns the `ScalingConfig`."""
+def connect(
+    num_workers: int, use_gpu: bool, cpus_per_worker: float = 1.0, address: str | None = None, logs: bool = True
+) -> Any:
+    """Connects, ships the workshop's code to the workers, and returns the `ScalingConfig`.
+
+    `logs`: whether what workers print is shown here.
+    """
     try:
         import ray
         from ray.train import ScalingConfig
@@ -34,7 +39,7 @@ def connect(num_workers: int, use_gpu: bool, cpus_per_worker: float = 1.0, addre
         runtime_env = {"working_dir": str(WORKSHOP), "env_vars": {"OMP_NUM_THREADS": "1"} | carried,
                        "excludes": ["**/output/**", "**/runs/**", "*.ipynb"]}  # fmt: skip
         try:
-            ray.init(address=address, runtime_env=runtime_env, log_to_driver=True, logging_level="warning")
+            ray.init(address=address, runtime_env=runtime_env, log_to_driver=logs, logging_level="warning")
         except ConnectionError as error:
             sys.exit(f"no Ray answers at {address or os.environ.get('RAY_ADDRESS')}: {error}")
     there = ray.cluster_resources()
