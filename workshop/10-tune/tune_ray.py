@@ -211,9 +211,8 @@ def main() -> None:
     if any(trial["status"] == "failed" for trial in found["trials"]):
         sys.exit(f"trials failed; why is in error.txt below {path.parent}")
     best = found["trials"][0]
-    print(
-        f"best: lr {best['values']['lr']:g}, accuracy {best['accuracy']:.2%}, weights in {os.path.relpath(best['checkpoint'])}"
-    )
+    weights = os.path.relpath(best["checkpoint"])
+    print(f"best: lr {best['values']['lr']:g}, accuracy {best['accuracy']:.2%}, weights in {weights}")
 
 
 if __name__ == "__main__":
