@@ -32,6 +32,9 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 from common import arguments, cluster
 from common.tasks import TASKS
 
+WAITING = {"node:__internal_head__": 0.001}  # [5]
+"""What a trial reserves that only waits for its workers: Tune wants something, and a core would be one too few."""
+
 
 def train(config: dict[str, Any], report: Callable[..., None]) -> None:  # [1]
     """One trial, or one worker of a trial that has several."""
@@ -131,7 +134,7 @@ def search(args: argparse.Namespace) -> Any:
     # Workers of a distributed trial reserve their own room. Were all trials started at once, they would wait for each
     # other's halves; so no more are started than there is room for.
     alone = args.num_workers == 1  # [5]
-    need = {"CPU": args.cpus_per_worker, "GPU": int(args.use_gpu)} if alone else {"CPU": 0}  # [5]
+    need = {"CPU": args.cpus_per_worker, "GPU": int(args.use_gpu)} if alone else WAITING  # [5]
     per_trial = scaling.total_resources  # [5]
     at_once = min(ray.cluster_resources()[kind] // per_trial[kind] for kind in per_trial if per_trial[kind])  # [5]
     config = {"args": vars(args), "lr": space, "scaling": scaling, "trainings": str(folder / "trainings")}  # [3]

@@ -1,6 +1,7 @@
 """What `keepstep predict` needs to know: the model, and what to do with a batch.
 
-keepstep predict digits --storage output/runs --data output/images --output output/predictions/keepstep --with predict.py --workers 2
+    keepstep predict digits --storage output/runs --data output/images --output output/predictions/keepstep \\
+        --with predict.py --workers 2
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that answers requests: Ray actors, one image at a time, in batches of the client's, in batches of the actor's.
+"""Ray actors that answer requests: one image at a time, in the client's batches, in the actor's own batches.
 
     python predict_actor.py --num-workers 2 --requests 1024
 

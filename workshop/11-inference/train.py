@@ -1,4 +1,7 @@
-"""Trains the model that this lesson predicts with, and says in model.json what it is: python train.py --epochs 4 --lr 1e-2."""
+"""Trains the model that this lesson predicts with, and says in model.json what it is.
+
+python train.py --epochs 4 --lr 1e-2
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained model of a lesson, and what it says of PNG images: the same code in one process, in a task or in an actor."""
+"""A trained model, and what it says of PNG images: the same code in one process, in a task or in an actor."""
 
 from __future__ import annotations
 
