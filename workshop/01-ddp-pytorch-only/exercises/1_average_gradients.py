@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 
-def average_gradients(model: nn.Module, num_samples: int) -> None:  # noqa: ARG001
+def average_gradients(model: nn.Module, num_samples: int) -> None:
     """Called on every worker after loss.backward(); `num_samples`: in this worker's batch."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:  # noqa: ARG001
+def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
     """After `epoch`. `model`: as prepare_model returned it, wrapped in DDP or not."""
     torch.save({"model": model.module.state_dict(), "epoch": epoch}, folder / "checkpoint.pt")
 
 
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:  # noqa: ARG001
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Returns the epoch to go on with. The number of workers may be another than when it was saved."""
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     model.module.load_state_dict(saved["model"])

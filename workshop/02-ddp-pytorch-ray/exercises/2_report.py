@@ -13,5 +13,5 @@ from collections.abc import Callable
 AllReduce = Callable[[list[float]], list[float]]
 
 
-def metrics(loss_sum: float, correct: int, num_images: int, all_reduce: AllReduce) -> dict[str, float]:  # noqa: ARG001
+def metrics(loss_sum: float, correct: int, num_images: int, all_reduce: AllReduce) -> dict[str, float]:
     return {"loss": loss_sum / num_images, "accuracy": correct / num_images}
