@@ -96,7 +96,7 @@ def measure_steps(_: argparse.Namespace) -> Rows:
     for script in dict.fromkeys(version.script for version in VERSIONS if version.script != SINGLE):
         text = (WORKSHOP / script).read_text()
         by_step, named = lines_by_step(text), legend(text)
-        said = ", ".join(f"{named.get(step, step)} {lines}" for step, lines in sorted(by_step.items()))
+        said = "; ".join(f"{named.get(step, step)}: {lines}" for step, lines in sorted(by_step.items()))
         rows.append({"script": script.partition("/")[2], "set-up steps, with their lines": said})
     return rows
 
