@@ -111,10 +111,11 @@ def test_the_notebook_runs(run_notebook: Any) -> None:
 
 
 def check_notebook(notebook: Any) -> None:
-    """What it claims is what it shows: after a kill the raw training repeats rows, keepstep's does not."""
+    """What it claims is what it shows: after a kill raw trainings repeat or lose rows, keepstep's does not."""
     assert len(pictures(notebook)) == 3
     assert all(len(picture) > 5000 for picture in pictures(notebook))
     assert not [output for output in outputs(notebook) if output["output_type"] == "error"]
     rows = table(notebook, "repeated")
     assert rows["raw, again"]["repeated"] > 0
+    assert rows["raw, skip, then 1 worker"]["repeated"] + rows["raw, skip, then 1 worker"]["lost"] > 0
     assert rows["keepstep, then 1 worker"]["repeated"] == rows["keepstep, then 1 worker"]["lost"] == 0
