@@ -17,9 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from conftest import WORKSHOP, Runner, pictures, text
+from workshop.conftest import WORKSHOP, Runner, pictures, text
 
 sys.path.insert(0, str(WORKSHOP))
 from common.checks import Wrong, _load

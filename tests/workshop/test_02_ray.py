@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from conftest import WORKSHOP, Runner, pictures, text
+from workshop.conftest import WORKSHOP, Runner, pictures, text
 
 sys.path.insert(0, str(WORKSHOP))
 from common import cluster

@@ -17,6 +17,7 @@ WORKSHOP = Path(__file__).parents[2] / "workshop"
 sys.path.insert(0, str(WORKSHOP))
 
 from common import consumed, faults  # noqa: E402  # the lessons' folder is no package
+from common.checks import judge  # noqa: E402
 
 LESSON = "05-fault-tolerance"
 # Eight steps, a checkpoint every second one, and with this seed a kill after the fifth.
@@ -135,6 +136,44 @@ def test_bad_input_says_what_to_do(run_lesson: Any, tmp_path: Path) -> None:
             assert said in done.stderr
     done = run_lesson(LESSON, "train_ray_fault_tolerant.py", "--batch-size", 31, "--num-workers", 2)
     assert "--batch-size 31 does not divide by 2 workers" in done.stderr
+
+
+def answer(number: int, source: str, tmp_path: Path) -> str:
+    """The hint that an answer gets: the solution with `source` after it."""
+    exercises = WORKSHOP / LESSON / "exercises"
+    (solution,) = (exercises / "solutions").glob(f"{number}_*.py")
+    (tmp_path / solution.name).write_text(f"{solution.read_text()}\n\n{source}")
+    (judged,) = judge(exercises, tmp_path)
+    assert not judged.right
+    return judged.hint
+
+
+def test_wrong_answers_get_a_hint(tmp_path: Path) -> None:
+    head = "def in_the_weights(attempts):\n"
+    only_last = head + "    return [i for _, ids in attempts[-1].steps for i in ids]\n"
+    assert "count once" in answer(1, only_last, tmp_path)
+    without_repeats = head + "    return list(dict.fromkeys(i for a in attempts for _, ids in a.steps for i in ids))\n"
+    assert "really repeated" in answer(1, without_repeats, tmp_path)
+    by_step = "    made = {step: ids for attempt in attempts for step, ids in attempt.steps}\n"
+    by_step += "    return [i for step in sorted(made) for i in made[step]]\n"
+    assert "older step 4" in answer(1, head + by_step, tmp_path)
+
+
+def test_wrong_places_in_the_data_get_a_hint(tmp_path: Path) -> None:
+    head = "def remaining(num_samples, batch_size, batches_done, rank, num_workers, seed, epoch):\n"
+    again = "    return order(num_samples, seed, epoch)[rank::num_workers]\n"
+    assert "trained again" in answer(2, head + again, tmp_path)
+    everybody = "    return order(num_samples, seed, epoch)[batches_done * batch_size:]\n"
+    assert "two of them train the same" in answer(2, head + everybody, tmp_path)
+    other_epoch = "    return order(num_samples, seed, 0)[batches_done * batch_size:][rank::num_workers]\n"
+    assert answer(2, head + other_epoch, tmp_path)
+
+
+def test_wrong_states_get_a_hint(tmp_path: Path) -> None:
+    alias = 'Average.state_dict = lambda self: {"value": self.value, "updates": self.updates}\n'
+    assert "return a copy" in answer(3, alias, tmp_path)
+    forgotten = "def load(self, state):\n    self.value = state['value'].clone()\nAverage.load_state_dict = load\n"
+    assert "the average is another one" in answer(3, forgotten, tmp_path)
 
 
 def test_the_notebook_is_stored_with_its_results() -> None:

@@ -14,6 +14,7 @@ WORKSHOP = Path(__file__).parents[2] / "workshop"
 sys.path.insert(0, str(WORKSHOP))
 
 from common import consumed, parquet, record  # noqa: E402  # the lessons' folder is no package
+from common.checks import judge  # noqa: E402
 
 LESSON = "06-ray-data"
 SMALL = ("--epochs", 1, "--limit", 256, "--batch-size", 32, "--seed", 6, "--pace", 0.1)
@@ -98,6 +99,25 @@ def test_bad_input_says_what_to_do(run_lesson: Any, tmp_path: Path) -> None:
     assert "does not divide by 2 workers" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("number", "source", "hint"),
+    [
+        (1, "def scale(batch):\n    return {**batch, 'image': batch['image'] / 127.5 - 1}\n", "float32 was asked for"),
+        (1, "def scale(batch):\n    return {**batch, 'image': batch['image'].astype(np.float32) / 255}\n", "become -1"),
+        (2, "def flip(batch, seed, epoch):\n    return {**batch, 'image': batch['image'][..., ::-1]}\n", "about half"),
+        (2, "def flip(batch, seed, epoch, right=flip):\n    return right(batch, seed, 0)\n", "same flips as epoch 0"),
+        (2, "def flip(batch, seed, epoch, right=flip):\n    return right(batch, 0, epoch)\n", "another seed"),
+    ],
+)
+def test_wrong_answers_get_a_hint(number: int, source: str, hint: str, tmp_path: Path) -> None:
+    exercises = WORKSHOP / LESSON / "exercises"
+    (solution,) = (exercises / "solutions").glob(f"{number}_*.py")
+    (tmp_path / solution.name).write_text(f"{solution.read_text()}\n\n{source}")
+    (judged,) = judge(exercises, tmp_path)
+    assert not judged.right
+    assert hint in judged.hint
+
+
 def test_the_notebook_is_stored_with_its_results() -> None:
     nbformat = pytest.importorskip("nbformat")
     check_notebook(nbformat.read(WORKSHOP / LESSON / "Ray_Data.ipynb", as_version=4))
@@ -111,10 +131,11 @@ def test_the_notebook_runs(run_notebook: Any) -> None:
 
 
 def check_notebook(notebook: Any) -> None:
-    """What it claims is what it shows: after a kill the raw training repeats rows, keepstep's does not."""
+    """What it claims is what it shows: after a kill raw trainings repeat or lose rows, keepstep's does not."""
     assert len(pictures(notebook)) == 3
     assert all(len(picture) > 5000 for picture in pictures(notebook))
     assert not [output for output in outputs(notebook) if output["output_type"] == "error"]
     rows = table(notebook, "repeated")
     assert rows["raw, again"]["repeated"] > 0
+    assert rows["raw, skip, then 1 worker"]["repeated"] + rows["raw, skip, then 1 worker"]["lost"] > 0
     assert rows["keepstep, then 1 worker"]["repeated"] == rows["keepstep, then 1 worker"]["lost"] == 0

@@ -68,7 +68,8 @@ def train(
     done: list[tuple[Kill, int, float]] = []
     deadline = time.monotonic() + timeout_s
     with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        plain = os.environ | {"FORCE_COLOR": ""}  # Jupyter sets it, and a file wants no progress bars
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=plain)
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 if len(done) < len(kills):

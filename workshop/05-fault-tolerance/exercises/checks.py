@@ -30,6 +30,11 @@ def check_1(answer: ModuleType) -> None:
         answer.in_the_weights(twice) == [0, 5, 6],
         "an attempt may go on from an older step than the one before it: then that one's steps are gone, too",
     )
+    shorter = [attempt(0, [(1, [0]), (2, [1]), (3, [2]), (4, [3])]), attempt(2, [(3, [2])])]
+    expect(
+        answer.in_the_weights(shorter) == [0, 1, 2],
+        "the last attempt went on from step 2 and ended after step 3: an older step 4 is not in its weights",
+    )
 
 
 def check_2(answer: ModuleType) -> None:
