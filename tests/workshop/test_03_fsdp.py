@@ -19,6 +19,7 @@ from workshop.conftest import WORKSHOP, Runner, pictures, text
 LESSON = "03-fsdp-pytorch-ray-deepspeed"
 EPOCHS = 2
 SIZES = ("--epochs", EPOCHS, "--limit", 256)
+RAY = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}  # how often reports are looked for: 2 s otherwise
 
 
 def metrics(output: Path) -> list[tuple[float, ...]]:
@@ -81,7 +82,7 @@ for epoch in range({EPOCHS}):
 )
 def test_raw(run_lesson: Runner, ray_address: str, plain: Any, tmp_path: Path, script: str, flags: list[Any]) -> None:
     flags = [tmp_path / flag if flag == "traces" else flag for flag in flags]
-    done = run_lesson(LESSON, script, *SIZES, *flags, "--output", tmp_path, "--address", ray_address)
+    done = run_lesson(LESSON, script, *SIZES, *flags, "--output", tmp_path, "--address", ray_address, **RAY)
     assert done.returncode == 0, done.stderr + done.stdout
     assert same(metrics(tmp_path), plain)
     if "--profile-dir" in flags:
@@ -107,7 +108,7 @@ def test_keepstep_has_the_same_losses(run_lesson: Runner, plain: Any, tmp_path: 
 
 @pytest.mark.ray
 def test_fsdp2_notebook(run_notebook: Any, ray_address: str) -> None:
-    made = run_notebook(LESSON, "FSDP2_RayTrain_Tutorial.ipynb", RAY_ADDRESS=ray_address)
+    made = run_notebook(LESSON, "FSDP2_RayTrain_Tutorial.ipynb", RAY_ADDRESS=ray_address, **RAY)
     check_pictures(made, 2)
     said = text(made)
     assert "are DDP's, bit for bit: True" in said
@@ -117,7 +118,7 @@ def test_fsdp2_notebook(run_notebook: Any, ray_address: str) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_deepspeed_notebook(run_notebook: Any, ray_address: str) -> None:
-    made = run_notebook(LESSON, "DeepSpeed_RayTrain_Tutorial.ipynb", RAY_ADDRESS=ray_address)
+    made = run_notebook(LESSON, "DeepSpeed_RayTrain_Tutorial.ipynb", RAY_ADDRESS=ray_address, **RAY)
     check_pictures(made, 2)
     said = text(made)
     assert "= 16.0 bytes per parameter" in said

@@ -15,7 +15,7 @@ import importlib.util
 import os
 import signal
 import sys
-import tempfile
+import tempfile  # [6]
 import time
 import warnings
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def train(config: dict[str, Any]) -> None:
         save(engine, metrics)  # [6]
 
 
-def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> Any:
+def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> Any:  # [4]
     """DeepSpeed's engine: takes over the model and the optimizer, and divides what its stage divides."""
     os.environ["DS_ACCELERATOR"] = "cuda" if args.use_gpu else "cpu"  # before it looks for itself  # [4]
     import deepspeed  # [4]
@@ -110,7 +110,7 @@ def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, args: argpars
     return engine  # [4]
 
 
-def save(engine: Any, metrics: dict[str, Any]) -> None:
+def save(engine: Any, metrics: dict[str, Any]) -> None:  # [6]
     """Each worker writes its own part; Ray puts them together in the storage."""
     import ray.train  # [6]
 
@@ -120,7 +120,7 @@ def save(engine: Any, metrics: dict[str, Any]) -> None:
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))  # [6]
 
 
-def restore(engine: Any, checkpoint: Any) -> int:
+def restore(engine: Any, checkpoint: Any) -> int:  # [7]
     """The epoch to go on with. As many workers are needed as have saved: each reads the file of its own part."""
     with checkpoint.as_directory() as folder:  # [7]
         path, client_state = engine.load_checkpoint(folder, tag=newest_tag(folder))  # [7]
@@ -129,7 +129,7 @@ def restore(engine: Any, checkpoint: Any) -> int:
     return client_state["epoch"]  # [7]
 
 
-def newest_tag(folder: str) -> str:
+def newest_tag(folder: str) -> str:  # [7]
     """By number: as text, epoch_9 would come after epoch_10."""
     tags = {int(path.name.removeprefix("epoch_")): path.name for path in Path(folder).glob("epoch_*")}  # [7]
     return tags[max(tags)]  # [7]
@@ -171,8 +171,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--precision", choices=DTYPES, default="fp32", help="16-bit weights, with fp32 copies of a part")
     made.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient; 0: not clipped")
     made.add_argument("--bucket-size", type=int, default=8_000_000, help="numbers that workers exchange at a time")
-    made.add_argument("--name", help="the same name again goes on where that run was (default: a new one)")
-    made.add_argument("--max-failures", type=int, default=2, help="how often workers are started again")
+    made.add_argument("--name", help="the same name again goes on where that run was (default: a new one)")  # [7]
+    made.add_argument("--max-failures", type=int, default=2, help="how often workers are started again")  # [7]
     made.add_argument("--kill-at", type=int, metavar="EPOCH", help="kill -9 the last worker as this epoch begins, once")
     args = arguments.parse(made, argv)
     if args.batch_size % max(args.num_workers, 1):  # [3]

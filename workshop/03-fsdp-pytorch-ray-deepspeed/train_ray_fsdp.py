@@ -17,7 +17,7 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
+import tempfile  # [6]
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +83,7 @@ def train(config: dict[str, Any]) -> None:
         save(model, optimizer, metrics)  # [6]
 
 
-def shard(model: nn.Module, device: torch.device) -> nn.Module:
+def shard(model: nn.Module, device: torch.device) -> nn.Module:  # [4]
     """Block by block: forward and backward then gather one block at a time, and never the whole model."""
     from torch.distributed.fsdp import FullyShardedDataParallel  # [4]
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy  # [4]
@@ -94,7 +94,7 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     return FullyShardedDataParallel(model, auto_wrap_policy=blocks, device_id=device, use_orig_params=True)  # [4]
 
 
-def save(model: nn.Module, optimizer: torch.optim.Optimizer, metrics: dict[str, Any]) -> None:
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, metrics: dict[str, Any]) -> None:  # [6]
     """Gathers the whole model and optimizer in rank 0's host memory, for one file that any PyTorch can read."""
     import ray.train  # [6]
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict  # [6]
@@ -109,7 +109,7 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, metrics: dict[str, 
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))  # [6]
 
 
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Any) -> int:
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Any) -> int:  # [7]
     """Every worker takes its shards out of the file; returns the epoch to go on with."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict  # [7]
 
@@ -155,8 +155,8 @@ def evaluate(model: nn.Module, task: Task, loader: DataLoader[Any], device: torc
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made = arguments.parser(__doc__)
     cluster.add_arguments(made)  # [1]
-    made.add_argument("--name", help="the same name again goes on where that run was (default: a new one)")
-    made.add_argument("--max-failures", type=int, default=2, help="how often workers are started again")
+    made.add_argument("--name", help="the same name again goes on where that run was (default: a new one)")  # [7]
+    made.add_argument("--max-failures", type=int, default=2, help="how often workers are started again")  # [7]
     made.add_argument("--kill-at", type=int, metavar="EPOCH", help="kill -9 the last worker as this epoch begins, once")
     args = arguments.parse(made, argv)
     if args.batch_size % max(args.num_workers, 1):  # [3]

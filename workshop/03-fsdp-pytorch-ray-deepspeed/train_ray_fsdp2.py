@@ -14,7 +14,7 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
+import tempfile  # [6]
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -90,7 +90,7 @@ def train(config: dict[str, Any]) -> None:
                 )  # [6]
 
 
-def shard(model: nn.Module, args: argparse.Namespace, device: torch.device) -> nn.Module:
+def shard(model: nn.Module, args: argparse.Namespace, device: torch.device) -> nn.Module:  # [4]
     """Block by block: forward and backward then gather one block at a time, and never the whole model."""
     from torch.distributed.device_mesh import init_device_mesh  # [4]
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard  # [4]
@@ -135,7 +135,7 @@ class AppState:  # [6]
         self.epoch, self.step = state["epoch"], state["step"]  # [7]
 
 
-def save(state: AppState, metrics: dict[str, Any]) -> None:
+def save(state: AppState, metrics: dict[str, Any]) -> None:  # [6]
     """Each worker writes its own shards; Ray puts them together in the storage."""
     import ray.train  # [6]
     import torch.distributed.checkpoint as dcp  # [6]
@@ -145,7 +145,7 @@ def save(state: AppState, metrics: dict[str, Any]) -> None:
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))  # [6]
 
 
-def restore(state: AppState, checkpoint: Any) -> None:
+def restore(state: AppState, checkpoint: Any) -> None:  # [7]
     import torch.distributed.checkpoint as dcp  # [7]
 
     with checkpoint.as_directory() as folder:  # [7]
@@ -202,8 +202,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--no-reshard", action="store_true", help="keep a block gathered from forward to backward")
     made.add_argument("--checkpoint-freq", type=int, default=1, help="epochs between checkpoints; the last always is")
     made.add_argument("--profile-dir", help="write a trace of a few steps there, a file a worker")
-    made.add_argument("--name", help="the same name again goes on where that run was (default: a new one)")
-    made.add_argument("--max-failures", type=int, default=2, help="how often workers are started again")
+    made.add_argument("--name", help="the same name again goes on where that run was (default: a new one)")  # [7]
+    made.add_argument("--max-failures", type=int, default=2, help="how often workers are started again")  # [7]
     made.add_argument("--kill-at", type=int, metavar="EPOCH", help="kill -9 the last worker as this epoch begins, once")
     args = arguments.parse(made, argv)
     if args.batch_size % max(args.num_workers, 1):  # [3]
