@@ -312,7 +312,7 @@ class Supervisor:
         if news.metrics:
             newest = news.metrics[-1]
             merged = {name: value for line in news.metrics for name, value in line.items()}
-            self._display.update(newest["step"], newest["epoch"], merged)
+            self._display.update(newest["step"], newest.get("epoch", 0), merged)
         return self._monitor.look(news.metrics)
 
     def _show_event(self, event: dict[str, Any]) -> None:

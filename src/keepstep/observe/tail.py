@@ -61,7 +61,9 @@ class Tail:
         elif self._mute_after in output:
             self._muted = True
             output = output.partition(self._mute_after)[0]
-        return News(output, _objects(self._metrics.read()), _objects(self._events.read()))
+        # A script that writes a metrics.jsonl of its own into the run folder must not end its supervisor.
+        metrics = [line for line in _objects(self._metrics.read()) if "step" in line]
+        return News(output, metrics, _objects(self._events.read()))
 
     def unmute(self) -> None:
         self._output.read()

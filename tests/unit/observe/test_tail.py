@@ -79,6 +79,12 @@ def test_a_line_that_was_cut_through_between_two_looks_is_left_out(folder: RunFo
     assert tail.read().metrics == [{"step": 3}]
 
 
+def test_lines_that_a_script_wrote_there_itself_are_left_out(folder: RunFolder) -> None:
+    tail = Tail(folder, MARK)
+    append(folder.metrics, '{"epoch": 0, "accuracy": 0.5}\n{"step": 3, "epoch": 0}\n')
+    assert tail.read().metrics == [{"step": 3, "epoch": 0}]
+
+
 def test_letters_that_are_not_utf8_do_not_stop_it(folder: RunFolder) -> None:
     tail = Tail(folder, MARK)
     with (folder.logs / "rank_0.txt").open("ab") as file:
