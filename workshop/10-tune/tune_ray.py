@@ -66,6 +66,9 @@ def train(config: dict[str, Any], report: Callable[..., None]) -> None:  # [1]
             optimizer.step()
             seen[:2] += torch.stack([loss.detach() * len(labels), torch.tensor(len(labels), device=device)])
         model.eval()
+        if distributed:  # batch norm's running means are each rank's own: judge the model that rank 0 saves
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
         with torch.no_grad():
             for images, labels in tests:
                 images, labels = images.to(device), labels.to(device)
@@ -120,7 +123,6 @@ def trial_of_workers(config: dict[str, Any]) -> None:
 
 def search(args: argparse.Namespace) -> Any:
     """Runs every trial; returns Tune's results."""
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     scaling = cluster.connect(args.num_workers, args.use_gpu, args.cpus_per_worker, args.address, logs=False)
     import ray
     from ray import tune
