@@ -56,10 +56,23 @@ class Root(nn.Module):
         return (x + self.shift).sqrt()
 
 
-def build(width: int) -> nn.Sequential:
+class Statistics(nn.Module):
+    """Buffers that change at each step, as batch norms have them; the training is the same with them and without."""
+
+    def __init__(self, width: int, num_norms: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width, affine=False) for _ in range(num_norms))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm in self.norms:
+            norm(x.detach())
+        return x
+
+
+def build(width: int, num_norms: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), Root(), nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, 10),
+        Statistics(width, num_norms), nn.Linear(width, 10),
     )  # fmt: skip
 
 
@@ -75,6 +88,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float, default=15.0, help="what a step takes, by sleeping")
     parser.add_argument("--jitter", type=float, default=0.1)
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--norms", type=int, default=0, help="layers with buffers, which workers send each other, too")
     return parser.parse_args()
 
 
@@ -87,7 +101,7 @@ def main() -> None:
     # A worker loads its part of the batch only.
     sleep_s = flags.strength * step_s / (batch / run.world_size) if slow_loader else 0.0
     samples = Samples(batch * flags.steps // flags.epochs, sleep_s)
-    model = build(flags.width)
+    model = build(flags.width, flags.norms)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e12 if flags.fault == "nan-rate" else 0.05)
     train, test = DataLoader(samples, batch_size=batch), DataLoader(Samples(64, 0.0), batch_size=16)
     model, optimizer, train, test = run.prepare(model, optimizer, train, test)

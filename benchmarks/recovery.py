@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from measure import RESULTS, Row, compare, print_table, write_json
+from measure import Row, compare, print_table, write_json
 from ray_train import run_bare
 from small_loop import EVERY, STEP_S, WORKERS
 
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--output", help="write JSON to this file in benchmarks/results/")
+    parser.add_argument("--output", type=Path, help="write JSON to this file")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     ray.init(address="local", num_cpus=2 * WORKERS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -141,7 +141,7 @@ def main() -> None:
         print_phases(name, found[name])
     print_table([Row(row.name, row.baseline, row.ratio, row.target, row.seconds) for row in rows])
     if arguments.output:
-        write_json(RESULTS / arguments.output, rows, {**vars(arguments), "output": None, "workers": WORKERS})
+        write_json(arguments.output, rows, {**vars(arguments), "output": None, "workers": WORKERS})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     python benchmarks/verdicts.py --only deadlock     # one kind
     python benchmarks/verdicts.py --jobs 6            # six runs at a time, where there are cores for them
 
-Every run is drawn from the seed: its fault, strength, step, worker, strategy and engine. A verdict is right if it
-is of the fault's kind and names its worker, where one has it; every other verdict is a false one.
+Every run is drawn from the seed: its fault, strength, step, worker, strategy, engine and model. A verdict is right if
+it is of the fault's kind and names its worker, where one has it; every other verdict is a false one.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Case:
     strength: float
     step_ms: float
     jitter: float
+    norms: int
 
     @property
     def words(self) -> list[str]:
@@ -73,7 +74,7 @@ class Case:
         return [
             "--fault", self.fault, "--rank", str(self.rank), "--at", str(self.at), "--strength", f"{self.strength:.2f}",
             "--step-ms", f"{self.step_ms:.1f}", "--jitter", f"{self.jitter:.2f}", "--steps", str(steps // 2 * 2),
-            "--once",
+            "--norms", str(self.norms), "--once",
         ]  # fmt: skip
 
 
@@ -90,6 +91,7 @@ def draw(fault: str, rng: random.Random) -> Case:
         strength={"loader": rng.uniform(0.8, 2.5), "leak": rng.uniform(1.0, 5.0)}.get(fault, rng.uniform(0.7, 2.0)),
         step_ms=rng.uniform(10.0, 25.0),
         jitter=rng.uniform(0.0, 0.3),
+        norms=rng.choice([0, 20]),
     )
 
 

@@ -57,8 +57,12 @@ def switchable(is_on: list[bool]) -> None:
                 super().beat(step)
 
     class Examination(exchange.Examination):
-        def to_compare(self) -> list[float]:
-            return super().to_compare() if is_on[0] else []
+        def step_ended(self) -> None:
+            if is_on[0]:
+                super().step_ended()
+
+        def to_compare(self, step_s: float) -> list[float]:
+            return super().to_compare(step_s) if is_on[0] else []
 
         def note(self, compared: list[list[float]]) -> None:
             if is_on[0]:

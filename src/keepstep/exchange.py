@@ -30,7 +30,9 @@ class Exchange:
         self._vitals = Examination(heart, context.rank, context.device, context.save_group)
         self._next, self._moment, self._step = 1, time.perf_counter(), 0
 
-    def is_due(self, step: int) -> bool:
+    def step_ended(self, step: int) -> bool:
+        """Whether it is time to meet."""
+        self._vitals.step_ended()
         return step >= self._next
 
     def resume(self, step: int) -> None:
@@ -40,7 +42,7 @@ class Exchange:
         """Any worker may ask to stop; rank 0's clock says when to save. Collective."""
         step_s = (time.perf_counter() - self._moment) / max(1, step - self._step)
         interval = min(max(1, round(_INTERVAL_S / max(step_s, 1e-6))), 2 * max(1, step))
-        mine = [float(stop), float(save), float(interval), *self._vitals.to_compare()]
+        mine = [float(stop), float(save), float(interval), *self._vitals.to_compare(step_s)]
         lines, rows = self.metrics.reduce(mine)
         self._vitals.note([row[3:] for row in rows])
         self._next = step + int(rows[0][2])

@@ -269,8 +269,8 @@ class Run:
             self._journal.recovered(self.step, self._recovery)
             self._checkpointer.warm_up()
             self._context.note_imports()
-        due = self._checkpointer.due_at(self.step)
-        if due or self._exchange.is_due(self.step):
+        due, due_to_meet = self._checkpointer.due_at(self.step), self._exchange.step_ended(self.step)
+        if due or due_to_meet:
             stop, due_by_time = self._sync()
             if stop or due or due_by_time:
                 self._save(wait=stop)

@@ -72,13 +72,14 @@ def start_lesson(number: int, folder: Path) -> int:
     place = folder / lesson.folder.name
     print(f"lesson {number}, {lesson.title}: {place}")
     print(f"read {place / 'README.md'}; check your answers: keepstep workshop {number} --check --folder {folder}")
-    jupyter = shutil.which("jupyter", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if not lesson.notebooks:
         return 0
+    beside_python = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    jupyter = shutil.which("jupyter-lab", path=beside_python)
     if jupyter is None:
         print(f"its notebook, {', '.join(lesson.notebooks)}, opens with Jupyter: pip install jupyterlab")
         return 0
-    return subprocess.call([jupyter, "lab", "--ip=127.0.0.1", str(place / lesson.notebooks[0])])
+    return subprocess.call([jupyter, "--ip=127.0.0.1", str(place / lesson.notebooks[0])])
 
 
 def check_lesson(number: int, folder: Path) -> int:

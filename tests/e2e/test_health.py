@@ -104,10 +104,14 @@ def test_the_first_tensor_that_is_no_number_is_found(
         assert max(RunFolder(tmp_path, "a").store_to_read().steps()) < 50, "what is saved is good"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "found"),
-    [("rank", ("straggler", 1)), ("rank-loader", ("straggler", 1)), ("loader", ("stall", None)), ("leak", ("leak", 1))],
+    [
+        ("rank", ("straggler", 1)),
+        pytest.param("rank-loader", ("straggler", 1), marks=pytest.mark.slow),
+        pytest.param("loader", ("stall", None), marks=pytest.mark.slow),
+        pytest.param("leak", ("leak", 1), marks=pytest.mark.slow),
+    ],
 )
 def test_slow_and_leaking_workers_are_named(tmp_path: Path, fault: str, found: tuple[str, int | None]) -> None:
     arguments = ["--fault", fault, "--rank", "1", "--strength", "2", "--steps", "1000" if fault == "leak" else "400"]

@@ -85,6 +85,7 @@ def test_the_list_of_commands_and_flags() -> None:
         "doctor": [],
         "demo": ["--storage"],
         "new": [],
+        "workshop": ["--check", "--folder"],
         "export": [
             "--storage",
             "--checkpoint",

@@ -27,7 +27,7 @@ def data() -> str:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_lesson(data: str) -> Runner:
     """`run_lesson("01-ddp-pytorch-only", "train_ddp.py", "--epochs", 1)`, in the lesson's folder."""
 

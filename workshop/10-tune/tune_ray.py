@@ -123,7 +123,7 @@ def trial_of_workers(config: dict[str, Any]) -> None:
 
 def search(args: argparse.Namespace) -> Any:
     """Runs every trial; returns Tune's results."""
-    scaling = cluster.connect(args.num_workers, args.use_gpu, args.cpus_per_worker, args.address, logs=False)
+    scaling = cluster.connect(args.num_workers, args.use_gpu, args.cpus_per_worker, args.address, quiet=True)
     import ray
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler

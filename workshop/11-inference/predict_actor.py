@@ -114,7 +114,7 @@ def ask(way: str, ask_one: Callable[[Any], Any], requests: Sequence[Any], in_fli
 
 
 def measure(args: argparse.Namespace, pngs: list[bytes]) -> list[Measured]:
-    cluster.connect(args.num_workers, args.use_gpu, args.cpus_per_worker, args.address, logs=False)  # [1]
+    cluster.connect(args.num_workers, args.use_gpu, args.cpus_per_worker, args.address, quiet=True)  # [1]
     import ray  # [1]
 
     room = {"num_cpus": args.cpus_per_worker / 2, "num_gpus": args.use_gpu / 2}  # [3]

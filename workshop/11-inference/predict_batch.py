@@ -42,7 +42,7 @@ def predict(args: argparse.Namespace) -> Path:
     make_model(args.output)  # says here, and not in an actor, that nothing is trained yet
     if not any(images.glob("*.parquet")):
         sys.exit(f"{images} holds no Parquet files: python make_images.py")
-    cluster.connect(args.num_workers, args.use_gpu, args.cpus_per_worker, args.address, logs=False)  # [1]
+    cluster.connect(args.num_workers, args.use_gpu, args.cpus_per_worker, args.address, quiet=True)  # [1]
     import ray.data  # [1]
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier prediction left would be counted twice

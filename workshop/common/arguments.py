@@ -46,8 +46,17 @@ def parse(made: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> a
     if args.small and args.limit is None:
         args.limit = CPU_LIMIT
     args.batch_size = args.batch_size or (TASKS[args.task].batch_size if not args.small else 128)
+    if getattr(args, "pace", 0) is None:
+        args.pace = 0.2 if args.small else 0.0
     args.output = str(Path(args.output).resolve())
     return args
+
+
+def add_pace(made: argparse.ArgumentParser) -> None:
+    """For lessons in which workers are killed between checkpoints: they need steps that take their time."""
+    made.add_argument(
+        "--pace", type=float, help="seconds to wait in each step, as for a larger model (default: 0.2 on a CPU)"
+    )
 
 
 def describe(args: argparse.Namespace, num_workers: int) -> str:

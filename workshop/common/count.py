@@ -9,10 +9,12 @@ changed lines are those that the first script does not have.
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import io
 import re
 import tokenize
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +49,16 @@ def code_lines(text: str) -> list[str]:
 
 def steps(text: str) -> list[int]:
     return [int(found[1]) for line in text.splitlines() if (found := _STEP.search(line))]
+
+
+def lines_by_step(text: str) -> Counter[int]:
+    return Counter(steps(text))
+
+
+def legend(text: str) -> dict[int, str]:
+    """What the steps are, as the script's docstring says: `[3] a device for each`, several a line."""
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    return {int(number): said.strip() for number, said in re.findall(r"\[(\d+)\] (.+?)(?=\s{2,}\[|$)", docstring, re.M)}
 
 
 def count(path: Path, baseline: Path | None = None) -> Count:

@@ -28,9 +28,30 @@ class Record:
             flush=True,
         )
         line = {"epoch": epoch, "train_loss": train_loss, "test_loss": test_loss, "accuracy": accuracy}
-        with self.path.open("a") as file:
-            file.write(json.dumps(line | {"seconds": seconds} | more) + "\n")
+        # An epoch that a crash has undone is trained again, and then counts once.
+        kept = [each for each in read(self.path.parent) if each["epoch"] < epoch] if self.path.exists() else []
+        lines = [json.dumps(each) for each in (*kept, line | {"seconds": seconds} | more)]
+        self.path.write_text("\n".join(lines) + "\n")
 
 
 def read(output: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_run(folder: str | Path, num_samples: int, batch_size: int) -> list[dict[str, Any]]:
+    """The same of a keepstep run's folder, where metrics.jsonl has a line a step, and one after each epoch's test.
+
+    `num_samples`: of the training set, whose last batch may be smaller than the others and counts for less.
+    """
+    rows: list[dict[str, Any]] = []
+    losses: list[float] = []
+    for line in map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines()):
+        if "train_loss" in line:
+            losses.append(line["train_loss"])
+        else:
+            sizes = [min(batch_size, num_samples - done) for done in range(0, num_samples, batch_size)]
+            total = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
+            rows.append({"epoch": line["epoch"], "train_loss": total / num_samples,
+                         "test_loss": line["test_loss"], "accuracy": line["accuracy"]})  # fmt: skip
+            losses = []
+    return rows

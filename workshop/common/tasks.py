@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,6 +63,16 @@ TASKS = {
         optimizer_settings={"lr": 1e-3, "weight_decay": 1e-2},
         batch_size=512,
         classes=CIFAR10_CLASSES,
+    ),
+    "vit-large": Task(
+        title="ViT of 0.78 B parameters on MNIST",
+        data=SimpleNamespace(load=mnist.load, normalise=lambda images: mnist.normalise(images).expand(-1, 3, -1, -1)),
+        make_model=partial(ViT, image=28, patch=7, num_layers=12, num_heads=8, hidden=3840, mlp=768),
+        small={"num_layers": 2, "num_heads": 4, "hidden": 64, "mlp": 128},
+        optimizer=torch.optim.AdamW,
+        optimizer_settings={"lr": 1e-4, "weight_decay": 1e-2},
+        batch_size=128,
+        classes=tuple("0123456789"),
     ),
     "resnet": Task(
         title="ResNet-18 on MNIST",

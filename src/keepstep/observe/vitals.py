@@ -25,9 +25,12 @@ class Examination:
         self._arrivals = Arrivals(save_group)
         self._process = psutil.Process()
 
-    def to_compare(self) -> list[float]:
-        """What all workers exchange: as many numbers on each."""
-        return self._arrivals.recent()
+    def step_ended(self) -> None:
+        self._arrivals.step_ended()
+
+    def to_compare(self, step_s: float) -> list[float]:
+        """What all workers exchange: as many numbers on each. `step_s`: what a step takes."""
+        return self._arrivals.recent(step_s)
 
     def note(self, compared: list[list[float]]) -> None:
         """`compared`: every worker's."""
@@ -38,7 +41,7 @@ class Examination:
                 host_free=float(psutil.virtual_memory().available),
                 device_bytes=used,
                 device_free=free,
-                lateness=lateness(compared)[self._rank],
+                lateness=lateness(compared, self._arrivals.runs)[self._rank],
             )
         )
 

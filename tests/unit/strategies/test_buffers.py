@@ -15,12 +15,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """What was broadcast; every value that arrives is rank 0's, which says 7."""
     tensors: list[torch.Tensor] = []
 
-    def broadcast(tensor: torch.Tensor, src: int) -> None:
-        assert src == 0
-        tensors.append(tensor)
-        tensor.fill_(7)
+    def broadcast(group: object, sent: list[torch.Tensor], piece_bytes: int, src: int) -> None:
+        assert group == "all workers" and sent and src == 0
+        tensors.extend(sent)
+        for tensor in sent:
+            tensor.fill_(7)
 
-    monkeypatch.setattr(buffers.dist, "broadcast", broadcast)
+    monkeypatch.setattr(buffers, "_broadcast_coalesced", broadcast)
+    monkeypatch.setattr(buffers, "_get_default_group", lambda: "all workers")
     return tensors
 
 

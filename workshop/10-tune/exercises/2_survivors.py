@@ -12,6 +12,6 @@ from __future__ import annotations
 import math
 
 
-def survivors(values: dict[str, float], keep: int, mode: str) -> set[str]:  # noqa: ARG001
+def survivors(values: dict[str, float], keep: int, mode: str) -> set[str]:
     ranked = sorted(values, key=lambda name: values[name], reverse=True)
     return set(ranked[: math.ceil(len(ranked) / keep)])

@@ -222,8 +222,8 @@ def test_a_sink_that_never_works_is_left_with_a_count(start: Start, call: str) -
 
 @pytest.mark.parametrize("call", ["make", "open", "metrics", "event", "close"])
 def test_a_sink_that_hangs_holds_up_nothing(start: Start, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    monkeypatch.setattr(fan_out, "_SILENCE_S", 0.05)
-    monkeypatch.setattr(fan_out, "_CLOSE_S", 0.3)
+    monkeypatch.setattr(fan_out, "_SILENCE_S", 0.4)  # of which the good one must never need so much
+    monkeypatch.setattr(fan_out, "_CLOSE_S", 1.5)
     bad, good, wake = Server(), Server(), threading.Event()
     bad.in_call = lambda found: wake.wait(30) and None if found == call else None
     began = time.monotonic()
@@ -234,7 +234,7 @@ def test_a_sink_that_hangs_holds_up_nothing(start: Start, monkeypatch: pytest.Mo
         until(lambda: bool(process.problems))
         assert "no answer for 0 s; the run goes on without it" in process.problems[0][1]
     process.sinks.close("finished")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
     assert {name for name, _ in process.problems} == {"bad"}
     assert good.steps("loss") == [1, 2] and good.closed == ["finished"]
     wake.set()

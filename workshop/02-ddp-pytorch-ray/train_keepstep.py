@@ -1,0 +1,1 @@
+../01-ddp-pytorch-only/train_keepstep.py
