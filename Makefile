@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test slow check bench clean
+.PHONY: install demo test slow workshop check bench clean
 
 install: .venv/installed
 
@@ -26,6 +26,9 @@ test: install
 
 slow: install
 	$(BIN)/pytest -n 2 --dist loadgroup --slow
+
+workshop: install
+	$(BIN)/pytest -n 2 --dist loadgroup --slow tests/workshop
 
 check: install
 	$(BIN)/ruff check .

@@ -22,12 +22,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skip_slow = pytest.mark.skip(reason="slow: run with --slow")
     skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
-        if "slow" in item.keywords and not config.getoption("--slow"):
+        uses_ray = item.get_closest_marker("ray") is not None or "ray_address" in getattr(item, "fixturenames", ())
+        # The lessons' trainings on Ray take a quarter of an hour together: make workshop.
+        is_slow = "slow" in item.keywords or (uses_ray and "workshop" in item.path.parts)
+        if is_slow and not config.getoption("--slow"):
             item.add_marker(skip_slow)
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(skip_gpu)
         # Side by side (-n 2 --dist loadgroup) go files; and one process has all tests of Ray, and so one Ray.
-        uses_ray = item.get_closest_marker("ray") is not None or "ray_address" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
 
 
