@@ -122,7 +122,7 @@ def _conclude(search: Search, records: dict[int, Record], folder: RunFolder) -> 
         first = RunFolder(search.storage, search.run_name(0))
         logged = sorted({name for line in first.read_metrics() for name in line} - {"step", "epoch"})
         print(
-            f"keepstep: no trial has come to a {search.metric}; {first.name} has logged "
+            f"keepstep: no trial has logged {search.metric}; {first.name} has logged "
             f"{', '.join(logged) or 'nothing'}, and printed what is in {first.logs / 'trial.txt'}"
         )
     else:
