@@ -20,7 +20,7 @@ import pytest
 from workshop.conftest import WORKSHOP, Runner, pictures, text
 
 sys.path.insert(0, str(WORKSHOP))
-from common.checks import Wrong, _load
+from common.checks import Wrong, load
 from common.count import count
 from common.record import read, read_run
 
@@ -231,7 +231,7 @@ def test_the_notebook(run_notebook: Any) -> None:
     ids=["the rest is left out", "one has all", "all have all"],
 )
 def test_wrong_divisions_are_found(share: Any, hint: str) -> None:
-    checks = _load(WORKSHOP / LESSON / "exercises" / "checks.py")
+    checks = load(WORKSHOP / LESSON / "exercises" / "checks.py")
     with pytest.raises(Wrong, match=hint):
         checks.check_2(SimpleNamespace(share=share))
 
@@ -251,6 +251,6 @@ def test_wrong_divisions_are_found(share: Any, hint: str) -> None:
     ids=["each draws by itself", "no shuffling", "the seed is forgotten"],
 )
 def test_wrong_orders_are_found(orders: Any, hint: str) -> None:
-    checks = _load(WORKSHOP / LESSON / "exercises" / "checks.py")
+    checks = load(WORKSHOP / LESSON / "exercises" / "checks.py")
     with pytest.raises(Wrong, match=hint):
         checks.check_3(SimpleNamespace(orders=orders))

@@ -16,7 +16,7 @@ from workshop.conftest import WORKSHOP, Runner, pictures, text
 
 sys.path.insert(0, str(WORKSHOP))
 from common import cluster
-from common.checks import Wrong, _load
+from common.checks import Wrong, load
 from common.count import count
 from common.record import read, read_run
 
@@ -158,14 +158,14 @@ def only_the_first_adds_up(loss_sum: float, correct: int, num_images: int, all_r
     [(mean_of_means, "a mean of the workers' accuracies is not it"), (only_the_first_adds_up, "all must call it")],
 )
 def test_wrong_metrics_are_found(metrics: Any, hint: str) -> None:
-    checks = _load(WORKSHOP / LESSON / "exercises" / "checks.py")
+    checks = load(WORKSHOP / LESSON / "exercises" / "checks.py")
     with pytest.raises(Wrong, match=hint):
         checks.check_2(SimpleNamespace(metrics=metrics))
 
 
 def test_a_checkpoint_without_the_moments_is_found() -> None:
-    checks = _load(WORKSHOP / LESSON / "exercises" / "checks.py")
-    answer = _load(WORKSHOP / LESSON / "exercises" / "solutions" / "1_checkpoint.py")
+    checks = load(WORKSHOP / LESSON / "exercises" / "checks.py")
+    answer = load(WORKSHOP / LESSON / "exercises" / "solutions" / "1_checkpoint.py")
     right = answer.load
     answer.load = lambda folder, model, optimizer: right(folder, model, torch.optim.Adam(model.parameters()))
     with pytest.raises(Wrong, match="does the optimizer know its moments"):

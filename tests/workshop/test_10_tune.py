@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -23,11 +22,9 @@ Runner = Callable[..., subprocess.CompletedProcess[str]]
 def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A file of the lesson as a module."""
     monkeypatch.syspath_prepend(str(WORKSHOP))
-    spec = importlib.util.spec_from_file_location(f"lesson_10_{Path(path).stem}", WORKSHOP / LESSON / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    from common.checks import load as load_file
+
+    return load_file(WORKSHOP / LESSON / path)
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -27,11 +26,9 @@ Shell = Callable[..., subprocess.CompletedProcess[str]]
 def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A file of the lesson as a module."""
     monkeypatch.syspath_prepend(str(WORKSHOP))
-    spec = importlib.util.spec_from_file_location(f"lesson_11_{Path(path).stem}", WORKSHOP / LESSON / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    from common.checks import load as load_file
+
+    return load_file(WORKSHOP / LESSON / path)
 
 
 @pytest.fixture(scope="module")

@@ -37,10 +37,10 @@ def expect_close(found: Any, expected: float, what: str, relative: float = 1e-6)
 
 def judge(exercises: Path, answers: Path | None = None) -> Iterator[Judgement]:
     """Each exercise of the folder `exercises`; `answers`: where else the answers are."""
-    checks = _load(exercises / "checks.py")
+    checks = load(exercises / "checks.py")
     for path in sorted((answers or exercises).glob("[0-9]*_*.py")):
         try:
-            answer = _load(path)
+            answer = load(path)
             getattr(checks, f"check_{path.name.partition('_')[0]}")(answer)
         except Wrong as wrong:
             yield Judgement(path.stem, False, str(wrong))
@@ -60,7 +60,8 @@ def report(exercises: str) -> int:
     return 0 if all(each.right for each in judged) else 1
 
 
-def _load(path: Path) -> ModuleType:
+def load(path: Path) -> ModuleType:
+    """A file of a lesson, whose name may begin with a number, as a module."""
     spec = importlib.util.spec_from_file_location(f"exercise_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

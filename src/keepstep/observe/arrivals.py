@@ -45,7 +45,7 @@ class Arrivals:
         self._passed_over = save_group.group_name if save_group is not None else None
         # One whose user wants to keep thousands of calls is too slow to look at once a second.
         size = os.environ.get(_BUFFER, "")
-        self._works = save_group is not None and size.isdigit() and int(size) <= 8 * _KEPT
+        self._works = save_group is not None and size.isdigit() and int(size) <= 2 * _KEPT
         self._read = -1
         """The number of the newest call that was read."""
         self._ended: deque[int] = deque(maxlen=_KEPT)

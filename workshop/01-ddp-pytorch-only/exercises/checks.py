@@ -18,8 +18,8 @@ SIZES = (3, 1)
 WORKER = """
 import sys, json, torch, torch.distributed as dist
 from pathlib import Path
-from exercise_checks import _load, gradient_of, samples
-answer, rank, folder = _load(Path(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
+from exercise_checks import load, gradient_of, samples
+answer, rank, folder = load(Path(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
@@ -52,7 +52,7 @@ def check_1(answer: ModuleType) -> None:
         loader = Path(folder, "exercise_checks.py")
         paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
         loader.write_text(f"import sys\nsys.path[:0] = {paths!r}\n"
-                          "from checks import gradient_of, samples\nfrom common.checks import _load\n")  # fmt: skip
+                          "from checks import gradient_of, samples\nfrom common.checks import load\n")  # fmt: skip
         words = [sys.executable, "-c", WORKER, answer.__file__]
         workers = [
             subprocess.Popen([*words, str(rank), folder], cwd=folder, stderr=subprocess.PIPE, text=True)
