@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import mmap
 import random
 import threading
 import time
@@ -92,6 +93,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def fresh_memory(size: int, device: torch.device) -> torch.Tensor:
+    """Filled, and not from what was freed before."""
+    if device.type == "cuda":
+        return torch.ones(size // 4, device=device)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return torch.frombuffer(mmap.mmap(-1, size, flags=private), dtype=torch.uint8).fill_(1)
+
+
 def main() -> None:
     flags = parse()
     run = keepstep.start()
@@ -118,8 +127,9 @@ def main() -> None:
                 pass
             if flags.fault == "skip" and not (mine and now):
                 run.mean(torch.ones(()))
-            if flags.fault == "leak" and mine:
-                kept.append(torch.ones(int(flags.strength * 250_000), device=run.device))
+            if flags.fault == "leak":  # all make it, since fresh memory takes time, too; one keeps it
+                kept += [fresh_memory(int(flags.strength * 1e6), run.device)]
+                kept = kept if mine else []
             if flags.fault == "nan-data" and now:
                 x = x * float("nan")
             model[3].shift = -1e3 if flags.fault == "nan-layer" and now else 100.0

@@ -72,6 +72,7 @@ def command(args: argparse.Namespace, name: str) -> list[str]:
     else:
         words = ["-m", "keepstep", "run", *forgiven, "--workers", args.num_workers, "--engine", args.engine]
         words += ["--storage", Path(args.output) / "runs", "--device", "cuda" if args.use_gpu else "cpu"]
+        words += ["--deterministic"] if args.use_gpu else []  # many GPU kernels add up in another order each time
         words += on_ray if args.engine == "ray" else []
         words += [HERE / "train_keepstep.py", *own, "--order", args.order]
     return [sys.executable, *map(str, words)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import statistics
 import time
 import zlib
 from bisect import bisect
@@ -17,10 +16,16 @@ from collections import deque
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch.distributed as dist
 
 _KEPT = 160
-"""Calls that torch remembers: reading them takes time in proportion, 5 µs each."""
+"""Calls that torch remembers: reading them takes time in proportion, 10 µs each."""
+_PAUSE = 3
+"""Of four meetings one is looked at, which costs a quarter, until somebody is late."""
+_NOTABLE = 0.1
+"""Share of the time that the others waited for a worker, from which on every meeting is looked at."""
 _COMPARED = 128
 """At most: a step of FSDP2 with 40 blocks."""
 _BUFFER = "TORCH_FR_BUFFER_SIZE"
@@ -50,8 +55,10 @@ class Arrivals:
         """The number of the newest call that was read."""
         self._ended: deque[int] = deque(maxlen=_KEPT)
         """When the newest steps ended, in nanoseconds."""
-        self.runs: list[int] = []
+        self._runs: list[int] = []
         """Which of the newest calls form one meeting: equal numbers."""
+        self._pause = 0
+        """How many exchanges are passed over; the same on all workers."""
 
     def step_ended(self) -> None:
         self._ended.append(time.time_ns())
@@ -61,6 +68,8 @@ class Arrivals:
 
         `step_s`: what a step takes. Less than one says nothing: a worker is late in one place of it.
         """
+        if self._pause:
+            return _UNKNOWN
         calls = self._calls() if self._works else []
         fresh = [call for call in calls if call["record_id"] > self._read][-_COMPARED:]
         self._read = calls[-1]["record_id"] if calls else -1
@@ -69,10 +78,19 @@ class Arrivals:
             return _UNKNOWN
         kinds = [call["profiling_name"].rpartition(":")[2] for call in fresh]
         steps = [bisect(self._ended, call["time_created_ns"]) for call in fresh]
-        self.runs = number_runs(list(zip(steps, kinds, strict=True)))
+        self._runs = number_runs(list(zip(steps, kinds, strict=True)))
         called = [(call["process_group"][0], call["collective_seq_id"]) for call in fresh]
         what = zlib.crc32(repr((kinds, called)).encode())
         return [float(what), float(len(times)), *times, *[0.0] * (_COMPARED - len(times))]
+
+    def compare(self, rows: list[list[float]]) -> list[float]:
+        """How late each worker was, from all workers' `recent`; NaN: not known."""
+        if self._pause:
+            self._pause -= 1
+            return [math.nan] * len(rows)
+        late = lateness(rows, self._runs)
+        self._pause = 0 if any(share >= _NOTABLE for share in late) else _PAUSE
+        return late
 
     def _calls(self) -> list[dict[str, Any]]:
         try:
@@ -102,16 +120,19 @@ def lateness(rows: list[list[float]], runs: list[int]) -> list[float]:
     """Each worker's share of the time that the others waited for it, from all workers' `recent`; NaN: not known."""
     if len(rows) < 2 or any(row[:2] != rows[0][:2] for row in rows):  # NaN differs from itself
         return [math.nan] * len(rows)
-    times = [row[2 : 2 + int(row[1])] for row in rows]
-    spans = [own[-1] - own[0] for own in times]
-    return [_late(rank, times, runs) / max(spans[rank], 1e-9) for rank in range(len(rows))]
+    times = np.array(rows)[:, 2 : 2 + int(rows[0][1])]
+    # The first call only starts the clock: how late it was belongs to the time before.
+    gaps = np.maximum(0.0, times - median_of_others(times))[:, 1:]
+    begins = [n for n in range(len(runs) - 1) if n == 0 or runs[n + 1] != runs[n]]
+    waited = np.maximum.reduceat(gaps, begins, axis=1).sum(axis=1)
+    return list(waited / np.maximum(times[:, -1] - times[:, 0], 1e-9))
 
 
-def _late(rank: int, times: list[list[float]], runs: list[int]) -> float:
-    others = [own for number, own in enumerate(times) if number != rank]
-    waited: dict[int, float] = {}
-    for n, run in enumerate(runs):
-        if n > 0:  # the first call only starts the clock: how late it was belongs to the time before
-            gap = times[rank][n] - statistics.median(own[n] for own in others)
-            waited[run] = max(gap, waited.get(run, 0.0))
-    return sum(waited.values())
+def median_of_others(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Of each column, for every row the median of the other rows."""
+    ordered, place = np.sort(times, axis=0), times.argsort(axis=0).argsort(axis=0)
+    middle = [(len(times) - 2) // 2, (len(times) - 1) // 2]
+    medians: npt.NDArray[np.float64] = np.mean(
+        [np.where(place > n, ordered[n], ordered[n + 1]) for n in middle], axis=0
+    )
+    return medians

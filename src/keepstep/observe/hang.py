@@ -61,6 +61,11 @@ class HangWatch:
         """Once it is certain."""
         self.aborted = False
 
+    @property
+    def asked(self) -> bool:
+        """Whether the workers were asked for their stacks."""
+        return self._looked_at is not None
+
     def look(self, now: float, readings: Mapping[int, Reading], stacks: Mapping[int, list[Frame]]) -> Request | None:
         """`stacks`: what the workers wrote when they were last asked."""
         for rank, reading in readings.items():

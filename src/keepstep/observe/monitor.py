@@ -48,7 +48,7 @@ class Monitor:
         for verdict in self._health.look(now, readings):
             self._say(verdict, {})
         known = self._hang.verdict
-        stacks = self._stacks()
+        stacks = self._stacks() if self._hang.asked else {}
         request = self._hang.look(now, readings, stacks)
         if self._hang.verdict is not None and known is None:
             self._say(self._hang.verdict, {rank: [str(frame) for frame in stack] for rank, stack in stacks.items()})

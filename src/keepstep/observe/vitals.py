@@ -10,7 +10,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from keepstep.observe.arrivals import Arrivals, lateness
+from keepstep.observe.arrivals import Arrivals
 from keepstep.observe.heart import Heart, Vitals
 
 _PAGE_CACHE_FREE = "RssAnon:"
@@ -41,7 +41,7 @@ class Examination:
                 host_free=float(psutil.virtual_memory().available),
                 device_bytes=used,
                 device_free=free,
-                lateness=lateness(compared, self._arrivals.runs)[self._rank],
+                lateness=self._arrivals.compare(compared)[self._rank],
             )
         )
 

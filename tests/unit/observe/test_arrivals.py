@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 
+import numpy as np
 import pytest
 
 from keepstep.observe import arrivals
-from keepstep.observe.arrivals import NUM_FLOATS, Arrivals, lateness, number_runs
+from keepstep.observe.arrivals import NUM_FLOATS, Arrivals, lateness, median_of_others, number_runs
 
 CALLS = NUM_FLOATS - 2
 APART = list(range(CALLS))
@@ -92,10 +94,34 @@ def test_calls_belong_to_the_step_in_which_they_were_made(
         monkeypatch.setattr(arrivals.time, "time_ns", lambda step=step: int((step + 0.5) * 1e9))
         arrived.step_ended()
     arrived.recent(step_s=1.0)
-    assert arrived.runs == [0, 0, 1, 1, 2, 2]
+    assert arrived._runs == [0, 0, 1, 1, 2, 2]
 
 
 def test_less_than_a_step_says_nothing(recorded: list[dict[str, object]]) -> None:
     """As the calls of one step's end do, one right after the other."""
     recorded += [called(number, number * 0.001) for number in range(100)]
     assert all(map(math.isnan, Arrivals(Group()).recent(step_s=1.0)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 4, 7])
+def test_the_median_of_the_others(num_workers: int) -> None:
+    times = np.random.default_rng(num_workers).integers(5, size=(num_workers, 40)).astype(float)  # with ties
+    for rank, found in enumerate(median_of_others(times)):
+        others = np.delete(times, rank, axis=0)
+        assert list(found) == [statistics.median(column) for column in others.T]
+
+
+def test_as_long_as_nobody_is_late_one_meeting_of_four_is_looked_at(recorded: list[dict[str, object]]) -> None:
+    arrived = Arrivals(Group())  # type: ignore[arg-type]
+
+    def meet(late_s: float) -> bool:
+        """Whether it was looked at."""
+        begin = len(recorded)
+        recorded.extend(called(number, 1.0 * number) for number in range(begin, begin + 10))
+        mine = arrived.recent(step_s=1.0)
+        late = arrived.compare([mine, [*mine[:2], *(moment + late_s for moment in mine[2:])]])
+        return not math.isnan(late[1])
+
+    assert [meet(0.0) for _ in range(5)] == [True, False, False, False, True]
+    assert [meet(0.0) for _ in range(3)] == [False] * 3
+    assert [meet(8.0) for _ in range(4)] == [True] * 4
