@@ -22,13 +22,14 @@ demo: install
 
 # Two at a time: half of the time a test waits for processes to start.
 test: install
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadgroup --ignore tests/workshop
 
 slow: install
 	$(BIN)/pytest -n 2 --dist loadgroup --slow
 
+# Every script and notebook of the lessons.
 workshop: install
-	$(BIN)/pytest -n 2 --dist loadgroup --slow tests/workshop
+	$(BIN)/pytest -n 2 --dist loadgroup tests/workshop
 
 check: install
 	$(BIN)/ruff check .

@@ -23,9 +23,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         uses_ray = item.get_closest_marker("ray") is not None or "ray_address" in getattr(item, "fixturenames", ())
-        # The lessons' trainings on Ray take minutes each: make workshop.
-        is_slow = "slow" in item.keywords or (uses_ray and "workshop" in item.path.parts)
-        if is_slow and not config.getoption("--slow"):
+        if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(skip_slow)
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(skip_gpu)

@@ -284,7 +284,8 @@ def main() -> None:
     about = (
         f"Measured on {date.today()}: {device}, Python {platform.python_version()}, torch {torch.__version__}; "
         f"ViT on CIFAR-10, {flags.limit:,} images{'' if flags.use_gpu else ', the small model, a core a process'}; "
-        f"median [least, most] of {flags.rounds} rounds. `python workshop/compare.py` makes this page."
+        f"{f'median [least, most] of {flags.rounds} rounds' if 'training' in results else 'nothing trained'}. "
+        "`python workshop/compare.py` makes this page."
     )
     made = [f"## {TABLES[name][0]}\n\n{table(results[name])}\n" for name in TABLES if name in results]
     (flags.output / "tables.md").write_text("\n".join(["# The versions compared\n", f"{about}\n", *made]))

@@ -93,8 +93,9 @@ def test_same_math_on_ray(storage: Path, combination: Combination) -> None:
         (c for c in COMBINATIONS if c.engine != "inprocess"),
         Combination("torchrun", "single", 1),
         Combination("torchrun", "ddp", 4),
-        Combination("torchrun", "zero1", 2),
-        Combination("torchrun", "zero2", 2),
+        Combination("torchrun", "fsdp", 2),
+        Combination("torchrun", "fsdp2", 4),
+        *(Combination("torchrun", strategy, 2) for strategy in ("zero1", "zero2", "zero3")),
     ),
     ids=str,
 )

@@ -13,7 +13,8 @@ from keepstep.folder import RunFolder
 _ALONE = Combination("inprocess", "single", 1)
 _STRATEGIES = [
     _ALONE,
-    *(Combination("torchrun", strategy, 2) for strategy in ("ddp", "fsdp", "fsdp2", "zero1", "zero3")),
+    *(Combination("torchrun", strategy, 2) for strategy in ("ddp", "fsdp", "fsdp2", "zero3")),
+    pytest.param(Combination("torchrun", "zero1", 2), marks=pytest.mark.slow),
 ]
 
 

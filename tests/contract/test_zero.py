@@ -44,7 +44,8 @@ def test_the_same_as_ddp(tmp_path: Path, arguments: tuple[str, ...]) -> None:
             assert line == pytest.approx(wanted, rel=1e-5), stage
 
 
-@pytest.mark.parametrize("strategy", ["zero3", *(pytest.param(s, marks=pytest.mark.slow) for s in ("zero2", "fsdp2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero3", "zero2", "fsdp2"])
 def test_a_buffer_of_32_bits_meets_weights_of_16(tmp_path: Path, strategy: str) -> None:
     bf16 = {"precision": "bf16", "checkpoint_every": "3"}
     expected = [line["loss"] for line in metrics(tmp_path, "ddp", "--buffer", **bf16)]
@@ -59,9 +60,8 @@ def test_a_deepspeed_file_is_merged(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"reduce_bucket_size": 20}, "gradient_clipping": 0.05}))
     expected = metrics(tmp_path, "ddp", "--clip", "0.05")
-    for stage in ("zero2", "zero3"):
-        found = metrics(tmp_path, stage, deepspeed_config=str(file))
-        assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-5), stage
+    found = metrics(tmp_path, "zero2", deepspeed_config=str(file))
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,13 @@ def test_standbys_take_over_and_nothing_changes(started: subprocess.Popen[str], 
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"), [("finished", 0), ("failed", 1), (signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)]
+    ("ending", "code"),
+    [
+        pytest.param("finished", 0, marks=pytest.mark.slow),
+        pytest.param("failed", 1, marks=pytest.mark.slow),
+        (signal.SIGTERM, 75),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_nothing_is_left_behind(
     started: subprocess.Popen[str], tmp_path: Path, ending: str | signal.Signals, code: int

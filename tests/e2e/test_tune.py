@@ -96,6 +96,7 @@ def test_a_search_that_was_killed_goes_on_and_a_bad_trial_is_stopped_early(tmp_p
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_loser_goes_on_from_the_donors_weights_bit_for_bit(tmp_path: Path, ray_address: str) -> None:
     """The donor waits until it was copied; then both make a few steps, and Ctrl-C saves them."""
     flags = ["--method", "pbt", "--grace", "5", "--checkpoint-every", "4", "--checkpoint-mode", "sync", "--seed", "4"]

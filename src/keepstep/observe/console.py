@@ -33,7 +33,7 @@ class Display:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-        self._live = self._console.is_terminal
+        self._live = sys.stderr.isatty()  # rich also believes FORCE_COLOR, which notebooks set for logs
         self._bar = Progress(
             TextColumn("step {task.completed:.0f}"),
             BarColumn(),

@@ -153,7 +153,7 @@ class Health:
                 "stall",
                 None,
                 f"input-bound: {share:.0%} of the step time is spent waiting for data",
-                "raise num_workers of the DataLoader, or make loading a sample cheaper",
+                "raise num_workers of the DataLoader, or the CPUs of a Ray data set, or make loading a sample cheaper",
                 share,
             )
 

@@ -25,7 +25,19 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Display, io.StringIO]:
     monkeypatch.setattr(
         console, "Console", lambda **options: Console(file=out, force_terminal=True, width=100, highlight=False)
     )
+    monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True)
     return Display(), out
+
+
+def test_a_file_gets_no_bar_though_colours_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    display = Display()
+    display.expect(10)
+    display.update(5, 0, {"loss": 0.5})
+    display.close()
+    assert capsys.readouterr().err.startswith("step 5/10  epoch 0  loss 0.5")
 
 
 def test_metrics_are_short_and_without_the_place() -> None:
