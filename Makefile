@@ -29,7 +29,7 @@ slow: install
 
 # Every script and notebook of the lessons.
 workshop: install
-	$(BIN)/pytest -n 2 --dist loadgroup tests/workshop
+	$(BIN)/pytest -n 2 --dist loadgroup --slow tests/workshop
 
 check: install
 	$(BIN)/ruff check .

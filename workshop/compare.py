@@ -44,8 +44,10 @@ class Version:
     launch: str
     """As a person types it, in the lesson's folder; {n} workers."""
 
-    def command(self, workers: int, arguments: Iterable[str]) -> list[str]:
+    def command(self, workers: int, output: str, arguments: Iterable[str]) -> list[str]:
         words = self.launch.format(n=workers).split()
+        if words[:2] == ["keepstep", "run"]:
+            words[2:2] = ["--storage", f"{output}/runs"]  # gone with the rest, not beside the lesson
         program = [sys.executable] if words[0] == "python" else [str(BIN / words[0])]
         return [*program, *words[1:], *arguments]
 
@@ -145,7 +147,7 @@ def train(version: Version, flags: argparse.Namespace) -> Training:
     with tempfile.TemporaryDirectory(prefix="workshop-") as output:
         arguments = settings(flags, output, flags.epochs, version)
         began = time.perf_counter()
-        process = start(version, flags.workers, arguments)
+        process = start(version, flags.workers, output, arguments)
         ended: list[tuple[float, float, float]] = []
         text = ""
         for line in process.stdout or ():
@@ -164,10 +166,11 @@ def settings(flags: argparse.Namespace, output: str, epochs: int, version: Versi
     return words + (["--order", "torch"] if "keepstep" in version.name else [])
 
 
-def start(version: Version, workers: int, arguments: list[str]) -> subprocess.Popen[str]:
+def start(version: Version, workers: int, output: str, arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        version.command(workers, arguments), cwd=(WORKSHOP / version.script).parent, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        version.command(workers, output, arguments), cwd=(WORKSHOP / version.script).parent, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 
 
@@ -201,7 +204,7 @@ def measure_kill(flags: argparse.Namespace) -> Rows:
 def kill_vanilla(flags: argparse.Namespace) -> dict[str, Any]:
     version = VERSIONS[1]
     with tempfile.TemporaryDirectory(prefix="workshop-") as output:
-        process = start(version, flags.workers, settings(flags, output, 50, version))
+        process = start(version, flags.workers, output, settings(flags, output, 50, version))
         for line in process.stdout or ():
             if _EPOCH.search(line):
                 break

@@ -63,15 +63,22 @@ def test_what_a_learner_wrote_stays(root: Path) -> None:
     assert answer.read_text() == RIGHT
 
 
+@pytest.mark.parametrize(("user", "flags"), [(1000, "--ip=127.0.0.1"), (0, "--ip=127.0.0.1 --allow-root")])
 def test_its_notebook_opens_on_this_machine_only(
-    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    root: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    user: int,
+    flags: str,
 ) -> None:
+    monkeypatch.setattr(workshop.os, "geteuid", lambda: user)
     jupyter = tmp_path / "jupyter-lab"
     jupyter.write_text('#!/bin/sh\necho "$@"\n')
     jupyter.chmod(stat.S_IRWXU)
     monkeypatch.setattr(workshop.shutil, "which", lambda *_, **__: str(jupyter))
     assert main(["workshop", "1", "--folder", "mine"]) == 0
-    assert "--ip=127.0.0.1 mine/01-adding/Adding.ipynb" in capfd.readouterr().out
+    assert f"{flags} mine/01-adding/Adding.ipynb" in capfd.readouterr().out
 
 
 def test_a_wrong_number_is_answered_with_the_right_ones(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,13 @@ SMALL = {"WORKSHOP_LIMIT": "256", "WORKSHOP_EPOCHS": "1"}
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A lesson's training on a busy machine takes its time."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="session")
 def data() -> str:
     """The folder of real data; the lessons have no other."""
@@ -31,7 +38,7 @@ def data() -> str:
 def run_lesson(data: str) -> Runner:
     """`run_lesson("01-ddp-pytorch-only", "train_ddp.py", "--epochs", 1)`, in the lesson's folder."""
 
-    def run(lesson: str, *words: Any, launcher: tuple[str, ...] = (sys.executable,), timeout: float = 240, **env: str):
+    def run(lesson: str, *words: Any, launcher: tuple[str, ...] = (sys.executable,), timeout: float = 400, **env: str):
         command = [*launcher, *map(str, words)]
         environment = os.environ | {"KEEPSTEP_DATA": data} | SMALL | env
         return subprocess.run(
@@ -47,7 +54,7 @@ def run_notebook(data: str, tmp_path: Path) -> Callable[..., Any]:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
 
-    def run(lesson: str, notebook: str, timeout: int = 240, **env: str) -> Any:
+    def run(lesson: str, notebook: str, timeout: int = 400, **env: str) -> Any:
         for name in ("common", lesson):
             shutil.copytree(WORKSHOP / name, tmp_path / name, dirs_exist_ok=True)
         path = tmp_path / lesson / notebook
