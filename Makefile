@@ -27,9 +27,9 @@ test: install
 slow: install
 	$(BIN)/pytest -n 2 --dist loadgroup --slow
 
-# Every script and notebook of the lessons.
+# The lessons; `make slow` also executes the two notebooks in which workers are killed again and again.
 workshop: install
-	$(BIN)/pytest -n 2 --dist loadgroup --slow tests/workshop
+	$(BIN)/pytest -n 2 --dist loadgroup tests/workshop
 
 check: install
 	$(BIN)/ruff check .

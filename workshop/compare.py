@@ -188,11 +188,11 @@ def measure_kill(flags: argparse.Namespace) -> Rows:
             if found is None:
                 sys.exit(f"{' '.join(words)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
             verdict = json.loads(found.read_text())
-        tally = verdict["tally"]
+        tally, recovery_s = verdict["tally"], verdict["kills"][0]["recovery_s"]
         rows.append(
             {
                 "version": name, "what happened": "it went on",
-                "next step after": f"{verdict['kills'][0]['recovery_s']:.1f} s",
+                "next step after": f"{recovery_s:.1f} s" if recovery_s else "never",
                 "samples repeated": tally["repeated"], "lost": tally["lost"], "computed for nothing": tally["redone"],
                 "weights as if nothing had been": "yes" if verdict["weights_apart"] == 0 else "no",
             }

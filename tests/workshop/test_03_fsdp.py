@@ -107,7 +107,6 @@ def test_keepstep_has_the_same_losses(run_lesson: Runner, plain: Any, tmp_path: 
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_fsdp2_notebook(run_notebook: Any, ray_address: str) -> None:
     made = run_notebook(LESSON, "FSDP2_RayTrain_Tutorial.ipynb", RAY_ADDRESS=ray_address, **RAY)
     check_pictures(made, 2)
@@ -117,7 +116,6 @@ def test_fsdp2_notebook(run_notebook: Any, ray_address: str) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_deepspeed_notebook(run_notebook: Any, ray_address: str) -> None:
     made = run_notebook(LESSON, "DeepSpeed_RayTrain_Tutorial.ipynb", RAY_ADDRESS=ray_address, **RAY)
     check_pictures(made, 2)
