@@ -32,7 +32,7 @@ def execute(target: Target) -> Any:
         sys.argv = [target.what, *target.arguments]
         sys.path.insert(0, str(Path(target.what).resolve().parent))
         try:
-            runpy.run_path(str(Path(target.what).absolute()), run_name="__main__")  # __file__ is, in Python
+            runpy.run_path(target.what, run_name="__main__")
         finally:
             sys.path.pop(0)
         return None

@@ -77,8 +77,7 @@ def test_a_target_that_is_there_is_fine(tmp_path: Path) -> None:
     Target("package.module:function").check()
 
 
-def test_a_script_runs_as_python_would_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_script_runs_as_python_would_run_it(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("value = 41")
     text = """
 import pathlib, sys
@@ -87,7 +86,7 @@ pathlib.Path(sys.argv[1]).write_text(f"{__name__} {value + 1} {sys.argv[0]} {sys
 """
     path = script(tmp_path, text)
     before = list(sys.path)
-    execute(Target(Path(path).name, ("out", "--lr", "1")))
+    execute(Target(path, (str(tmp_path / "out"), "--lr", "1")))
     assert (tmp_path / "out").read_text() == f"__main__ 42 {path} ['--lr', '1'] {path}"
     assert sys.path == before
 
