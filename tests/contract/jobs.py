@@ -48,7 +48,8 @@ COMBINATIONS = [
     Combination("ray", "ddp", 4),
 ]
 SLOW = [
-    *(Combination("torchrun", strategy, 1) for strategy in ("ddp", "fsdp", "fsdp2")),
+    *(Combination("torchrun", strategy, 1) for strategy in ("single", "ddp", "fsdp", "fsdp2")),
+    Combination("torchrun", "zero1", 2),
     *(Combination("torchrun", strategy, 4) for strategy in ("fsdp", "zero3")),
     *(Combination("ray", strategy, n) for strategy, n in (("single", 1), ("fsdp2", 2), ("zero3", 2), ("ddp", 4))),
 ]
