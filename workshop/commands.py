@@ -79,7 +79,8 @@ COMMANDS = {
 _OF_RAY_ITSELF = re.compile(
     r"^\d{4}-\d\d-\d\d |^\[\d{4}-|^\(.*(Controller|SplitCoordinator|PlacementGroup|autoscaler)|Checkpoint successfully|"
     r"Reporting training result|Warning|warn|^\s*$|it/s\]|row/s\]|Setting up process group|"
-    r"- \(node_id|Started training worker"
+    r"- \(node_id|Started training worker|Starting execution of Dataset|Execution plan of Dataset|Progress bars|"
+    r"Dataset \w+ execution finished"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[lesson[:2] for lesson in COMMANDS], metavar="LESSON")
     parser.add_argument("--output", type=Path, default=WORKSHOP / "results" / "commands.md")
     args = parser.parse_args()
-    page = ["# Every documented command, and what it printed\n", f"`python workshop/commands.py`, {machine()}.\n"]
+    page = ["# Every documented command, and what it printed\n", f"Lessons {', '.join(args.only)}: {machine()}.\n"]
     for lesson, commands in COMMANDS.items():
         if lesson[:2] not in args.only:
             continue
