@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -174,6 +175,17 @@ def test_wrong_states_get_a_hint(tmp_path: Path) -> None:
     assert "return a copy" in answer(3, alias, tmp_path)
     forgotten = "def load(self, state):\n    self.value = state['value'].clone()\nAverage.load_state_dict = load\n"
     assert "the average is another one" in answer(3, forgotten, tmp_path)
+
+
+@pytest.mark.parametrize("use_gpu", [True, False])
+def test_only_on_a_gpu_kernels_are_asked_to_be_deterministic(use_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(WORKSHOP / LESSON))
+    lesson = importlib.import_module("kill_and_count")
+    args = lesson.parse(["keepstep", "--use-gpu", "False"])
+    args.use_gpu = use_gpu
+    words = lesson.command(args, "mine")
+    assert ("--deterministic" in words) == use_gpu
+    assert words[words.index("--device") + 1] == ("cuda" if use_gpu else "cpu")
 
 
 def test_the_notebook_is_stored_with_its_results() -> None:
