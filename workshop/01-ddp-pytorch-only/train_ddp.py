@@ -128,7 +128,7 @@ def main() -> None:
         made.error(f"{local_world_size} workers here, and {gpus} GPUs: give as many, or --use-gpu False")  # [3]
     if args.batch_size % world_size:  # [5]
         made.error(f"--batch-size {args.batch_size} does not divide between {world_size} workers")  # [5]
-    if not args.use_gpu and (warning := too_many(local_world_size)):  # [3]
+    if not args.use_gpu and os.environ.get("RANK", "0") == "0" and (warning := too_many(local_world_size)):  # [3]
         print(warning, file=sys.stderr)  # [3]
     if by_torchrun:  # [1]
         train_worker(args)  # [1]
