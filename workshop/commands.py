@@ -80,7 +80,9 @@ _OF_RAY_ITSELF = re.compile(
     r"^\d{4}-\d\d-\d\d |^\[\d{4}-|^\(.*(Controller|SplitCoordinator|PlacementGroup|autoscaler)|Checkpoint successfully|"
     r"Reporting training result|Warning|warn|^\s*$|it/s\]|row/s\]|Setting up process group|"
     r"- \(node_id|Started training worker|Starting execution of Dataset|Execution plan of Dataset|Progress bars|"
-    r"Dataset \w+ execution finished"
+    r"Dataset \w+ execution finished|^\(raylet\)| row\]$|To visualize your results|"
+    # and the same of torch's profiler and of DeepSpeed
+    r"^USDT:|^ERROR: External init callback|CPUAllocator.cpp|^DeepSpeed .* built successfully"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
