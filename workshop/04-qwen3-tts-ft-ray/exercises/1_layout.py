@@ -1,15 +1,16 @@
 """What does the talker read, and what is it to predict, at each position?
 
-`tokens`: `<|im_start|>assistant\\n{text}<|im_end|>\\n<|im_start|>assistant\\n` without its last 5 tokens: 3 of the role,
-then the text's. `codes` [k][16]: the frames of its audio. Return three lists of the same length:
+`tokens`: `<|im_start|>assistant\\n{text}<|im_end|>\\n<|im_start|>assistant\\n` without its last 5: 3 tokens of the
+role, then the text's. `codes` [k][16]: the frames of its audio. Return three lists of the same length:
 
 - text: the role; TTS_PAD up to position 6; TTS_BOS at 7; the text; TTS_EOS; TTS_PAD to the end
 - codec: NOTHING beside the role; NOTHINK, THINK_BOS, THINK_EOS, SPEAKER, PAD; PAD beside the text and TTS_EOS; BOS;
   codebook 0 of each frame; EOS
 - labels: codebook 0 of each frame, and EOS, each at its own position; IGNORE elsewhere
 
-The loss compares the output of a position with the label of the next one. What stands here shifts the labels, too, as the
-first fine-tuning code of this model did: its voices spoke too fast. And it leaves out what tells the end of the text.
+The loss compares the output of a position with the label of the next one. What stands here shifts the labels, too, as
+the first fine-tuning code of this model did: its voices spoke too fast. And it leaves out what tells the end of the
+text.
 """
 
 from __future__ import annotations

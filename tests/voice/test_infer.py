@@ -1,0 +1,221 @@
+"""Both voices speak the same texts: alike for a seed, resumable, marked, and wrong input in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("av", reason="needs keepstep[voice]")
+pytest.importorskip("transformers", reason="needs keepstep[voice]")
+
+from voice.recordings import recordings
+
+TOKENS = 8
+
+
+def make_voice(tiny_model: Path, folder: Path, speakers: tuple[str, ...] = ("anna",)) -> Path:
+    """A custom voice as export.py writes it, of the untrained weights."""
+    import torch
+    from export import custom_voice_config, custom_voice_weights
+    from safetensors.torch import load_file, save_file
+    from tiny import CODEBOOK_SIZE
+
+    shutil.copytree(tiny_model, folder)
+    weights = load_file(folder / "model.safetensors")
+    talker = {name: value for name, value in weights.items() if not name.startswith("speaker_encoder.")}
+    save_file(custom_voice_weights(talker, torch.float32), folder / "model.safetensors", metadata={"format": "pt"})
+    ids = {speaker: CODEBOOK_SIZE + 500 + number for number, speaker in enumerate(speakers)}
+    config = custom_voice_config(json.loads((folder / "config.json").read_text()), ids, "fp32")
+    (folder / "config.json").write_text(json.dumps(config))
+    consent = {"consent": "stated", "speakers": list(speakers), "note": "a signed form", "date": "2026-01-01"}
+    (folder / "consent.json").write_text(json.dumps(consent))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def voice(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_voice(tiny_model, tmp_path_factory.mktemp("voice") / "voice-anna")
+
+
+@pytest.fixture
+def flags(speech: Path, tiny_model: Path, voice: Path, tmp_path: Path) -> dict[str, str]:
+    from rows import write_rows
+
+    lj = recordings(speech, "lj")
+    rows: list[dict[str, Any]] = [{"text": text, "audio": str(path)} for path, text in lj[1:3]]
+    write_rows(tmp_path / "held_out.jsonl", [*rows, {"text": "Without a recording.", "language": "English"}])
+    return {
+        "--base-model": str(tiny_model),
+        "--voice": str(voice),
+        "--texts": str(tmp_path / "held_out.jsonl"),
+        "--ref-audio": str(lj[0][0]),
+        "--output-dir": str(tmp_path / "evaluation"),
+        "--max-new-tokens": str(TOKENS),
+        "--device": "cpu",
+    }
+
+
+def infer(flags: dict[str, str], *more: str) -> list[dict[str, Any]]:
+    import infer
+    from rows import read_rows
+
+    infer.main([part for pair in flags.items() for part in pair] + list(more))
+    return read_rows(Path(flags["--output-dir"]) / "generated.jsonl", needed=("id", "text", "base", "fine_tuned"))
+
+
+def contents(rows: list[dict[str, Any]]) -> list[bytes]:
+    return [Path(row[system]).read_bytes() for row in rows for system in ("base", "fine_tuned")]
+
+
+def test_both_say_every_text_and_say_that_they_are_synthetic(flags: dict[str, str]) -> None:
+    from audio import load_audio, read_provenance
+
+    rows = infer(flags)
+    assert [row["id"] for row in rows] == ["0001", "0002", "0003"]
+    assert [row["language"] for row in rows] == ["auto", "auto", "english"]
+    assert ["real" in row for row in rows] == [True, True, False]
+    for row in rows:
+        for system in ("base", "fine_tuned"):
+            wav = load_audio(row[system])
+            assert len(wav) == row["frames"][system] * 1920
+            # An untrained model does not come to an end.
+            assert row["cut"][system] == (row["frames"][system] >= TOKENS - 1)
+            assert row["seconds"][system] > 0
+            tags = read_provenance(row[system])
+            assert (tags["synthetic"], tags["speaker"], tags["consent"]) == ("yes", "anna", "stated; a signed form")
+    assert any(row["cut"]["base"] for row in rows)
+    assert read_provenance(rows[0]["real"])["synthetic"] == "no"
+    assert "x-vector" in read_provenance(rows[0]["base"])["method"]
+    assert contents(rows)[0] != contents(rows)[1]
+    settings = json.loads((Path(flags["--output-dir"]) / "infer.json").read_text())
+    assert (settings["speaker"], settings["clone_mode"]) == ("anna", "x-vector")
+    written = (Path(flags["--output-dir"]) / "generated.jsonl").read_text()
+    assert '"base": "base/0001.wav"' in written
+
+
+def test_a_seed_gives_the_same_speech_and_another_one_other_speech(flags: dict[str, str], tmp_path: Path) -> None:
+    first = contents(infer(flags))
+    assert contents(infer(flags | {"--output-dir": str(tmp_path / "again")})) == first
+    others = contents(infer(flags | {"--output-dir": str(tmp_path / "other"), "--seed": "1"}))
+    assert all(one != other for one, other in zip(first, others, strict=True))
+
+
+@pytest.mark.parametrize("batch_size", ["1", "2"])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
+    flags: dict[str, str], batch_size: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import infer as module
+
+    flags |= {"--batch-size": batch_size}
+    whole = contents(infer(flags | {"--output-dir": flags["--output-dir"] + "-whole"}))
+
+    real_write, num_written = module.write_rows, 0
+
+    def write_and_stop(*args: Any) -> None:
+        nonlocal num_written
+        real_write(*args)
+        num_written += 1
+        if num_written == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_rows", write_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            infer(flags)
+    capsys.readouterr()
+    assert contents(infer(flags)) == whole
+    assert "base: 0 texts to say, 3 are there already" in capsys.readouterr().out
+
+
+def test_what_is_there_is_kept_until_something_changes(
+    flags: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import infer as module
+
+    before = infer(flags)
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "load_voice_model", lambda *_: pytest.fail("a model was loaded for nothing"))
+        assert infer(flags) == before
+    assert "fine_tuned: 0 texts to say, 3 are there already" in capsys.readouterr().out
+    Path(before[1]["base"]).unlink()
+    infer(flags)
+    assert "base: 1 texts to say, 2 are there already" in capsys.readouterr().out
+    infer(flags | {"--max-new-tokens": "5"})
+    assert "base: 3 texts to say, 0 are there already" in capsys.readouterr().out
+
+
+def test_with_its_text_the_reference_is_gone_on_from(flags: dict[str, str], speech: Path) -> None:
+    from audio import read_provenance
+
+    by_voice = contents(infer(flags))
+    rows = infer(flags, "--ref-text", recordings(speech, "lj")[0][1])
+    in_context = contents(rows)
+    assert "in context" in read_provenance(rows[0]["base"])["method"]
+    assert [one != other for one, other in zip(by_voice, in_context, strict=True)] == [True, False] * 3
+
+
+def test_texts_may_be_lines(flags: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("One line.\n\nAnother line.\n")
+    rows = infer(flags | {"--texts": str(tmp_path / "texts.txt"), "--language": "German"})
+    assert [(row["text"], row["language"]) for row in rows] == [("One line.", "german"), ("Another line.", "german")]
+
+
+def test_one_of_several_speakers_is_chosen(flags: dict[str, str], tiny_model: Path, tmp_path: Path) -> None:
+    both = str(make_voice(tiny_model, tmp_path / "both", ("anna", "bob")))
+    with pytest.raises(SystemExit, match=r"several speakers \(anna, bob\)"):
+        infer(flags | {"--voice": both})
+    with pytest.raises(SystemExit, match="no speaker carla; it has anna, bob"):
+        infer(flags | {"--voice": both, "--speaker": "carla"})
+    anna = contents(infer(flags | {"--voice": both, "--speaker": "Anna"}))
+    bob = contents(infer(flags | {"--voice": both, "--speaker": "bob"}))
+    assert [one != other for one, other in zip(anna, bob, strict=True)] == [False, True] * 3
+
+
+def test_a_real_recording_that_is_gone_costs_that_recording_alone(flags: dict[str, str], tmp_path: Path) -> None:
+    from rows import write_rows
+
+    write_rows(tmp_path / "gone.jsonl", [{"text": "A text.", "audio": str(tmp_path / "gone.wav")}])
+    row = infer(flags | {"--texts": str(tmp_path / "gone.jsonl")})[0]
+    assert "real" not in row
+    assert "gone.wav is not a file" in row["real_missing"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"--language": "klingon"}, "'klingon' is not one of the model's"),
+        ({"--base-model": "VOICE"}, "is a custom_voice model"),
+        ({"--voice": "BASE"}, "is a base model; a fine-tuned voice is expected"),
+        ({"--voice": "/nowhere"}, r"has no config\.json"),
+        ({"--texts": "/nowhere.txt"}, "is not there"),
+        ({"--texts": "WORDLESS"}, "has no words to say"),
+        ({"--ref-audio": "/nowhere.wav"}, "is not a file"),
+        ({"--max-new-tokens": "1"}, "at least 3"),
+        ({"--batch-size": "0"}, "at least 1"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    flags: dict[str, str], voice: Path, tiny_model: Path, tmp_path: Path, changed: dict[str, str], message: str
+) -> None:
+    (tmp_path / "wordless.txt").write_text("...\n")
+    places = {"VOICE": str(voice), "BASE": str(tiny_model), "WORDLESS": str(tmp_path / "wordless.txt")}
+    with pytest.raises(SystemExit, match=message):
+        infer(flags | {name: places.get(value, value) for name, value in changed.items()})
+
+
+def test_a_voice_without_a_record_of_consent_needs_the_flag(
+    flags: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    from audio import read_provenance
+
+    bare = make_voice(tiny_model, tmp_path / "bare")
+    (bare / "consent.json").unlink()
+    with pytest.raises(SystemExit, match="--i-have-consent"):
+        infer(flags | {"--voice": str(bare)})
+    rows = infer(flags | {"--voice": str(bare)}, "--i-have-consent", "--consent-note", "CC0")
+    assert read_provenance(rows[0]["base"])["consent"] == "stated; CC0"
