@@ -27,6 +27,7 @@ def require_consent(args: argparse.Namespace, speakers: Iterable[str]) -> dict[s
     if not args.i_have_consent:
         raise ValueError(
             f"a voice may be used only with its speaker's consent: say {CONSENT_FLAG} if "
-            f"{' and '.join(named) or 'they'} agreed to it, or the recordings' licence allows it (--consent-note says which)"
+            f"{' and '.join(named) or 'they'} agreed to it, or the recordings' licence allows it "
+            "(--consent-note says which)"
         )
     return {"consent": "stated", "speakers": named, "note": args.consent_note, "date": date.today().isoformat()}

@@ -43,3 +43,29 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny import build_tiny
 
     return build_tiny(tmp_path_factory.mktemp("tiny") / "base")
+
+
+@pytest.fixture(scope="session")
+def codes_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 utterances of two speakers, anna and Bert, with codes for the tiny model: noise, but whole."""
+    import numpy as np
+    from audio import write_wav
+    from rows import write_rows
+
+    folder = tmp_path_factory.mktemp("codes")
+    drawn = np.random.default_rng(0)
+    rows = []
+    for number in range(24):
+        num_frames = int(drawn.integers(8, 40))
+        path = folder / f"{number:02d}.wav"
+        write_wav(path, drawn.normal(0, 0.1, num_frames * 1920).astype(np.float32))
+        rows.append(
+            {
+                "audio": str(path),
+                "text": f"Sentence number {number} of these.",
+                "speaker": ("anna", "Bert")[number % 2],
+                "audio_codes": drawn.integers(0, 64, (num_frames, 16)).tolist(),
+            }
+        )
+    write_rows(folder / "codes.jsonl", rows)
+    return folder / "codes.jsonl"
