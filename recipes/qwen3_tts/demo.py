@@ -24,12 +24,11 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import numpy as np
 import torch
 from audio import SAMPLE_RATE_HZ, Wav, load_audio, write_wav
-from qwen import BASE_MODELS, check_language, load_voice_model
+from qwen import BASE_MODELS, check_language, chosen_device, load_voice_model, wants_whole_text
 from scores import SCORER_RATE_HZ, SpeakerEncoder, Unavailable, Unscorable
 from zero_shot_clone import (
     Cloned,
     check_text,
-    chosen_device,
     clone,
     load_base,
     load_reference,
@@ -95,7 +94,9 @@ class Studio:
         language = check_language(self.voice, language)
         torch.manual_seed(seed)
         began = time.perf_counter()
-        wavs, sample_rate_hz = self.voice.generate_custom_voice(check_text(text), speaker, language)
+        wavs, sample_rate_hz = self.voice.generate_custom_voice(
+            check_text(text), speaker, language, non_streaming_mode=wants_whole_text(self.voice)
+        )
         took_s = time.perf_counter() - began
         cut_short = was_cut_short(self.voice, wavs[0], None)
         return Cloned(np.asarray(wavs[0], np.float32), sample_rate_hz, took_s, f"trained voice {speaker}", cut_short)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from audio import AudioError, load_audio
 from page import write_page
+from qwen import chosen_device
 from rows import Row, read_rows
 from scores import (
     SCORER_RATE_HZ,
@@ -70,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--asr-model", default="small", help="a size of Whisper, or a folder with a faster-whisper model")
     add("--asr-language", help="as en; without it that of infer.py's rows, or detected")
     add("--skip", nargs="*", choices=COLUMNS, default=[], help="leave these scores out")
-    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: %(default)s)")
     add("--seed", type=int, default=0, help="of the intervals' resampling")
     return parser.parse_args(argv)
 
@@ -96,7 +97,7 @@ class Scorers:
 
 
 def load_scorers(args: argparse.Namespace, language: str | None) -> Scorers:
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    device = chosen_device(args.device)
     scorers = Scorers()
     scorers.encoder = scorers.load("similarity", args.skip, lambda: SpeakerEncoder(device))
     scorers.transcriber = scorers.load("wer", args.skip, lambda: Transcriber(args.asr_model, device, language))

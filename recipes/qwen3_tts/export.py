@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from model import merge_lora
-from qwen import identity, import_qwen_tts, local_folder
+from qwen import TRAINED_STREAMING, identity, import_qwen_tts, local_folder
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from train import ABOUT, WEIGHTS
@@ -37,7 +37,7 @@ def export_voice(run_folder: Path, output: Path, base_model: str | None = None, 
     try:
         shutil.copytree(base, beside, ignore=_weights_and_cards)
         save_file(custom_voice_weights(state, DTYPES[dtype]), beside / "model.safetensors", metadata={"format": "pt"})
-        settings = custom_voice_config(json.loads((base / "config.json").read_text()), about["speakers"], dtype)
+        settings = custom_voice_config(json.loads((base / "config.json").read_text()), about, dtype)
         (beside / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
         (beside / "README.md").write_text(model_card(about, read_figures(run_folder)))
         (beside / "consent.json").write_text(json.dumps(about["consent"], indent=2) + "\n")
@@ -73,15 +73,16 @@ def custom_voice_weights(state: Mapping[str, Tensor], dtype: torch.dtype) -> dic
     return {name: value.to(dtype).contiguous() for name, value in merged.items()}
 
 
-def custom_voice_config(settings: dict[str, Any], speakers: Mapping[str, int], dtype: str) -> dict[str, Any]:
+def custom_voice_config(settings: dict[str, Any], about: dict[str, Any], dtype: str) -> dict[str, Any]:
     """The base model's configuration with its own voices in place of the speaker encoder."""
     talker = settings["talker_config"] | {
         # Looked up in lower case, whatever the case they are asked for in.
-        "spk_id": {speaker.lower(): speaker_id for speaker, speaker_id in speakers.items()},
-        "spk_is_dialect": dict.fromkeys((speaker.lower() for speaker in speakers), False),
+        "spk_id": {speaker.lower(): speaker_id for speaker, speaker_id in about["speakers"].items()},
+        "spk_is_dialect": dict.fromkeys((speaker.lower() for speaker in about["speakers"]), False),
     }
     named = {"bf16": "bfloat16", "fp32": "float32"}[dtype]
-    return settings | {"tts_model_type": "custom_voice", "talker_config": talker, "dtype": named}
+    made = {"tts_model_type": "custom_voice", "talker_config": talker, "dtype": named}
+    return settings | made | {TRAINED_STREAMING: about["streaming"]}
 
 
 def check(folder: Path, settings: dict[str, Any]) -> None:

@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import soxr
 import torch
 from audio import SAMPLE_RATE_HZ, AudioError, Wav, load_audio, write_wav
 from consent import add_consent, require_consent
-from qwen import BASE_MODELS, check_language, load_voice_model, local_folder, require_base
+from qwen import (
+    BASE_MODELS,
+    check_language,
+    chosen_device,
+    load_voice_model,
+    local_folder,
+    require_base,
+    wants_whole_text,
+)
 from rows import Row, read_rows, write_rows
 from zero_shot_clone import load_reference, provenance_of
 
@@ -75,7 +84,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="another one speaks the texts otherwise")
     add("--max-new-tokens", type=int, default=750, help="longest utterance, in tokens: 12.5 are a second")
     add("--batch-size", type=int, default=1, help="texts spoken at once; another one gives other samples")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: %(default)s)")
     add_consent(parser)
     return parser.parse_args(argv)
 
@@ -165,7 +174,9 @@ def make_voices(args: argparse.Namespace, speaker: str, reference: Wav, device: 
     def load_fine_tuned() -> tuple[Qwen3TTSModel, Say]:
         model = load_voice_model(str(args.voice), device)
         return model, lambda texts, languages, most: _wavs(
-            model.generate_custom_voice(texts, speaker, languages, max_new_tokens=most)
+            model.generate_custom_voice(
+                texts, speaker, languages, non_streaming_mode=wants_whole_text(model), max_new_tokens=most
+            )
         )
 
     shared = (args.seed, args.max_new_tokens, args.batch_size, device)
@@ -180,9 +191,7 @@ def make_voices(args: argparse.Namespace, speaker: str, reference: Wav, device: 
 
 def _wavs(generated: tuple[list[Any], int]) -> list[Wav]:
     wavs, sample_rate_hz = generated
-    if sample_rate_hz != SAMPLE_RATE_HZ:
-        raise ValueError(f"the model speaks at {sample_rate_hz} Hz; {SAMPLE_RATE_HZ} Hz are expected")
-    return [np.asarray(wav, np.float32) for wav in wavs]
+    return [soxr.resample(np.asarray(wav, np.float32), sample_rate_hz, SAMPLE_RATE_HZ) for wav in wavs]
 
 
 def _model_identity(path_or_id: str) -> list[Any]:
@@ -222,7 +231,8 @@ def speak(voice: Voice, batches: list[Batch], rows: list[Row], folder: Path, arg
         check_language(model, row["language"])
     provenance = provenance_of(voice.model_path, voice.method, str(args.seed), consent_note)
     provenance["speaker"] = voice.speaker
-    samples_per_frame = int(model.model.speech_tokenizer.get_decode_upsample_rate())
+    codec = model.model.speech_tokenizer
+    samples_per_frame = codec.get_decode_upsample_rate() * SAMPLE_RATE_HZ / codec.get_output_sample_rate()
     first = batches[0][0][0]
     say([first["text"]], [first["language"]], 4)  # else what is made ready at first use would count as its time
     for batch, key in batches:
@@ -270,7 +280,7 @@ def run(args: argparse.Namespace) -> None:
     speaker = speaker_of(args.voice, args.speaker)
     consent = consent_of(args, speaker)
     reference = load_reference(args.ref_audio)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    device = chosen_device(args.device)
     voices = make_voices(args, speaker, reference, device)
     folder = args.output_dir.resolve()
     take_over(rows, folder)

@@ -24,7 +24,7 @@ import xxhash
 from audio import Wav, audio_info, load_audio
 from code_parts import CodeParts, Codes
 from on_ray import ray_connected
-from qwen import Codec, load_codec
+from qwen import Codec, chosen_device, load_codec
 from rows import Row, read_rows, write_rows
 
 MOST_APART_S = 0.2
@@ -228,7 +228,7 @@ def _as_workers_find(model_path: str) -> Path | str:
 
 
 def encode_here(codec: Codec, tasks: Sequence[Task], args: argparse.Namespace) -> Iterator[list[Encoded]]:
-    for batch in plan_batches(tasks, args.batch_seconds or BATCH_SECONDS[_device(args.device)]):
+    for batch in plan_batches(tasks, args.batch_seconds or BATCH_SECONDS[chosen_device(args.device)]):
         yield encode_batch(codec, batch)
 
 
@@ -263,7 +263,7 @@ def encode_pending(
 def prepare(args: argparse.Namespace) -> tuple[int, dict[int, str]]:
     """Writes codes.jsonl, and failed.jsonl where rows failed; returns how many rows have codes, and the reasons."""
     rows = complete_rows(read_rows(args.segments, needed=("audio",)), args.speaker)
-    codec = load_codec(args.model_path, _device(args.device) if args.num_workers == 0 else "cpu")
+    codec = load_codec(args.model_path, chosen_device(args.device) if args.num_workers == 0 else "cpu")
     with ThreadPoolExecutor() as pool:  # reading and hashing wait for the disk
         made = list(pool.map(lambda at: make_task(at[0], at[1], codec.identity), enumerate(rows, 1)))
     tasks = [task for task in made if isinstance(task, Task)]
@@ -308,12 +308,6 @@ def _write_failed(path: Path, rows: list[Row], reasons: dict[int, str]) -> None:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.1f} min"
-
-
-def _device(asked: str) -> str:
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no GPU here; give --device cpu, or auto")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -19,6 +19,7 @@ from assembly import Assembled, assemble, count
 from consent import add_consent, require_consent
 from on_ray import ray_connected
 from quality import MAX_CER, MIN_SNR_DB, Limits
+from qwen import chosen_device
 from recording import Record, Recorder, Settings, Source
 from report import write_report
 from results import Results
@@ -56,7 +57,7 @@ class Worker:
 
 
 def work_here(sources: Sequence[Source], args: argparse.Namespace, settings: Settings) -> Iterator[dict[str, Any]]:
-    device = _device_here(args.device)
+    device = chosen_device(args.device)
     worker = Worker(str(args.output_dir), settings, device, args.cpus_per_worker)
     for source in sources:
         yield worker({"source": json.dumps(asdict(source))})
@@ -98,14 +99,6 @@ def work_on_ray(sources: Sequence[Source], args: argparse.Namespace, settings: S
     except (ray.exceptions.RayError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(f"Ray gave up ({first}); what is done is kept: the same command goes on") from error
-
-
-def _device_here(asked: str) -> str:
-    import torch
-
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no GPU here; give --device cpu, or auto")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
 
 
 def work(

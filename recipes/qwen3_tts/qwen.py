@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Wav = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int64]
 
+TRAINED_STREAMING = "trained_streaming"
+"""In an exported voice's configuration: it was trained on text that comes in as it is spoken."""
 BASE_MODELS = ("Qwen/Qwen3-TTS-12Hz-1.7B-Base", "Qwen/Qwen3-TTS-12Hz-0.6B-Base")
 _OF_THE_25_HZ_CODEC_ONLY = ("sox", "torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")
 
@@ -70,11 +72,21 @@ def local_folder(path_or_id: str, what: str = "a Qwen3-TTS model") -> Path:
         raise ValueError(f"{path_or_id} is no folder here, and the hub did not give it: {error}") from error
 
 
+def chosen_device(asked: str) -> str:
+    """What `--device auto|cpu|cuda` means here."""
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no GPU here; give --device cpu, or auto")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+
+
 def load_voice_model(
     path_or_id: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> Qwen3TTSModel:
     """A model that speaks: a base model clones, a fine-tuned one has voices of its own."""
     qwen_tts = import_qwen_tts()
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # at each generation it would say what it takes for padding
     folder = local_folder(path_or_id)
     dtype = dtype or (torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32)
     model = qwen_tts.Qwen3TTSModel.from_pretrained(str(folder), dtype=dtype)
@@ -93,6 +105,11 @@ def require_base(model: Qwen3TTSModel, path_or_id: str) -> None:
             f"{path_or_id} is a {kind} model, which has no speaker encoder; cloning and fine-tuning need a base model, "
             f"as {' or '.join(BASE_MODELS)}"
         )
+
+
+def wants_whole_text(model: Qwen3TTSModel) -> bool:
+    """Whether a trained voice gets the text before it speaks, `non_streaming_mode`, as it did in training."""
+    return not getattr(model.model.config, TRAINED_STREAMING, False)
 
 
 def check_language(model: Qwen3TTSModel, language: str) -> str:

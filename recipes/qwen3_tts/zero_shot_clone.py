@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from audio import SAMPLE_RATE_HZ, Wav, audio_info, load_audio, write_wav
 from consent import add_consent, require_consent
-from qwen import BASE_MODELS, check_language, load_voice_model, require_base
+from qwen import BASE_MODELS, check_language, chosen_device, load_voice_model, require_base
 
 if TYPE_CHECKING:
     from qwen_tts import Qwen3TTSModel
@@ -83,16 +83,7 @@ def loudness_db(wav: Wav) -> float:
     return float(10 * np.log10(powers[-max(1, len(powers) // 10) :].mean() + 1e-20))
 
 
-def chosen_device(asked: str) -> str:
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no GPU here; give --device cpu, or auto")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
-
-
 def load_base(path_or_id: str, device: str) -> Qwen3TTSModel:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # at each generation it would say what it takes for padding
     model = load_voice_model(path_or_id, device)
     require_base(model, path_or_id)
     return model

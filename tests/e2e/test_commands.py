@@ -148,25 +148,30 @@ def test_new_doctor_version(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("workers", "number"),
     [
-        ("1", signal.SIGINT),
+        ("1", signal.SIGTERM),
         ("2", signal.SIGTERM),
-        pytest.param("1", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("1", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("2", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_request_to_stop_saves_and_the_same_command_goes_on(
     slow: Path, tmp_path: Path, number: signal.Signals, workers: str, shell: Shell
 ) -> None:
+    """To all processes at once, as Ctrl-C and `timeout` do: loader processes must live on until the step is saved."""
+    slow.write_text(SLOW.replace("shuffle=True)", "shuffle=True, num_workers=2)"))
     words = ["run", "--workers", workers, "--name", "a", "slow.py"]
     command = [str(Path(sys.executable).with_name("keepstep")), *words]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=dict(os.environ), start_new_session=True
+    )
     metrics = tmp_path / "runs" / "a" / "metrics.jsonl"
     deadline = time.time() + 60
     while time.time() < deadline and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.05)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     _, text = process.communicate(timeout=60)
     assert process.returncode == 75, text
+    assert text.count("asked to stop") == 1
     found = re.search(r"stopped on request, saved at step (\d+)", text)
     assert found is not None
     assert "Traceback" not in text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from export import export_voice
-from qwen import load_voice_model
+from qwen import load_voice_model, wants_whole_text
 from safetensors.torch import load_file
 from voice.conftest import RECIPE
 
@@ -94,6 +94,7 @@ def test_an_exported_voice_speaks(storage: Path, one_worker: list[dict[str, Any]
     folder = export_voice(storage / "one", tmp_path / "voice", dtype="fp32")
     voice = load_voice_model(str(folder))
     assert voice.get_supported_speakers() == ["anna", "bert"]
+    assert wants_whole_text(voice)
     saved = load_file(storage / "one" / "artifacts" / "voice.safetensors")
     loaded = voice.model.state_dict()
     assert saved.keys() == loaded.keys()
@@ -121,6 +122,7 @@ def test_lora_and_an_average_are_exported_as_plain_weights(
     assert "non_streaming_mode=False" in (folder / "README.md").read_text()
     voice = load_voice_model(str(folder))
     assert voice.get_supported_speakers() == ["anna"]
+    assert not wants_whole_text(voice)
     assert len(voice.generate_custom_voice("Hello.", speaker="anna", non_streaming_mode=False, max_new_tokens=9)[0][0])
 
 

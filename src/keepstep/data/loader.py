@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
@@ -270,6 +271,8 @@ class StreamSource:
     ) -> None:
         self._rank, self._world_size, self._transfer, self._even_calls = rank, world_size, transfer, even_calls
         self._loader = copy(loader)  # which leaves the user's own as it is
+        if loader.num_workers:
+            self._loader.worker_init_fn = _OwnGroup(loader.worker_init_fn)
         if loader.batch_size is not None:
             self._loader.collate_fn = _CollatePart(loader.collate_fn, rank, world_size)
         # A short batch has brought the data set to its end, from where it begins again: a StatefulDataLoader knows.
@@ -362,12 +365,28 @@ def _rebuilt(loader: DataLoader[Any], requests: _Requests) -> DataLoader[Any]:
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory and torch.cuda.is_available(),
         timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=_OwnGroup(loader.worker_init_fn) if loader.num_workers else None,
         multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator(),  # so that the run's own generator does not move with each iterator
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
+
+
+class _OwnGroup:
+    """A `worker_init_fn` that takes the process out of reach of signals to the training process's group.
+
+    Ctrl-C and `timeout` signal the whole group. That is a request to save and stop; but a loader process dies of it,
+    and the step that is to be finished and saved would fail for want of it.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, number: int) -> None:
+        os.setpgid(0, 0)
+        if self._then is not None:
+            self._then(number)
 
 
 def _as_it_is(batch: Any) -> Any:
