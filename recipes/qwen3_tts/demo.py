@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -266,6 +267,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             studio = load_studio(args.model, args.voice, args.device, Path(folder))
         except ValueError as error:
             sys.exit(str(error))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the recordings go then, too
         print(f"open http://{HOST}:{args.port} (Ctrl-C ends it)", flush=True)
         build_page(studio).launch(
             server_name=HOST, server_port=args.port, share=False, ssr_mode=False, quiet=True, css=CSS, footer_links=[]

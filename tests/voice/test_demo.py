@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -78,7 +77,7 @@ def address(tiny_model: Path, custom_voice: Path) -> Iterator[str]:
         assert server.stdout.readline() == f"open http://{HOST}:{port} (Ctrl-C ends it)\n"
         wait_for(port)
         yield f"http://{HOST}:{port}/"
-        server.send_signal(signal.SIGINT)
+        server.terminate()  # a shell's background job is deaf to SIGINT
 
 
 def wait_for(port: int) -> None:
