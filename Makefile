@@ -31,7 +31,7 @@ slow: install
 workshop: install
 	$(BIN)/pytest -n 2 --dist loadgroup tests/workshop
 
-# The voice recipe has pins of its own (docs/voice.md), and so an environment of its own.
+# The voice recipe has pins of its own (recipes/qwen3_tts), and so an environment of its own.
 voice: .venv-voice/installed
 	.venv-voice/bin/pytest -n 2 --dist loadgroup tests/voice
 

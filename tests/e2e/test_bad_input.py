@@ -180,7 +180,7 @@ def test_flags_of_the_wrong_kind(keepstep: Keepstep, tmp_path: Path) -> None:
 
 def test_unknown_run_and_recipe(keepstep: Keepstep, tmp_path: Path) -> None:
     assert "there is no run 'nope' in runs; there are: none" in complaint(keepstep("show", "nope"), 2)
-    assert "there are gpt, resnet_mnist, vit_cifar10" in complaint(keepstep("new", "vit"), 2)
+    assert "there are gpt, qwen3_tts, resnet_mnist, vit_cifar10" in complaint(keepstep("new", "vit"), 2)
 
 
 def test_the_same_error_at_the_same_step_twice_stops(keepstep: Keepstep, tmp_path: Path) -> None:
