@@ -38,6 +38,9 @@ class VoiceModel(nn.Module):
         self.talker = talker
 
     def forward(self, batch: Batch) -> Losses:
+        if not len(batch["length"]):
+            # A worker without a share of the last held-out texts: where layers are gathered, all must run them.
+            return Losses(*(part[:0] for part in self(_one_frame_like(batch))))
         hidden = self.hidden_states(batch)
         labels = batch["labels"]
         logits = self.talker.codec_head(hidden)
@@ -88,6 +91,12 @@ class VoiceModel(nn.Module):
         by_frame = losses.view(len(frames), -1).mean(1)
         utterance = torch.arange(len(is_frame), device=hidden.device)[:, None].expand_as(is_frame)[is_frame]
         return torch.zeros(len(is_frame), device=hidden.device).index_add(0, utterance, by_frame)
+
+
+def _one_frame_like(batch: Batch) -> Batch:
+    length = batch["text_ids"].shape[1]
+    made = {name: value.new_zeros(1, *value.shape[1:]) for name, value in batch.items()}
+    return made | {"length": batch["length"].new_tensor([length]), "start": batch["start"].new_tensor([length - 1])}
 
 
 def set_speaker(talker: nn.Module, speaker_id: int, embedding: Tensor) -> None:

@@ -115,6 +115,17 @@ def test_filler_changes_nothing(whole: Any) -> None:
         torch.testing.assert_close(getattr(together, name), one_by_one, rtol=1e-4, atol=1e-3)
 
 
+def test_no_utterances_make_no_losses(whole: Any) -> None:
+    """A worker may have no share of the last held-out texts, and must run all layers even so."""
+    batch = collate([sample_of(whole, np.zeros((4, 16), dtype=int))])
+    model = VoiceModel(whole.model.talker).eval()
+    seen = []
+    handle = model.talker.model.layers[0].register_forward_hook(lambda *_: seen.append(True))
+    losses = model({name: value[:0] for name, value in batch.items()})
+    handle.remove()
+    assert seen and all(part.shape == (0,) for part in losses)
+
+
 def test_an_unknown_language_is_named(whole: Any) -> None:
     with pytest.raises(ValueError, match="'klingon' is not one of the model's: auto, chinese, english, german"):
         sample_of(whole, np.zeros((2, 16), dtype=int), "klingon")
