@@ -29,6 +29,9 @@ ROLE_TOKENS = 3
 CLOSING_TOKENS = 5
 """`<|im_end|>\\n<|im_start|>assistant\\n`, which generation cuts off."""
 
+ROUND = 8
+"""Batches are filled up to a multiple: kernels are prepared for each shape anew, and like round ones better."""
+
 Batch = dict[str, Tensor]
 
 
@@ -119,7 +122,7 @@ def build_sample(
 
 def collate(samples: Sequence[dict[str, Tensor]]) -> Batch:
     """Utterances side by side, filled up at the end: attention is causal, so that changes nothing before it."""
-    longest = max(int(sample["length"]) for sample in samples)
+    longest = -(-max(int(sample["length"]) for sample in samples) // ROUND) * ROUND
     batch: Batch = {}
     for name, filler in (("text_ids", 0), ("codec_ids", 0), ("codes", 0), ("labels", NO_LABEL)):
         batch[name] = torch.stack([_filled(sample[name], longest, filler) for sample in samples])

@@ -187,6 +187,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def train(args: argparse.Namespace) -> None:
     run = keepstep.start()
+    # It plans each shape of a batch anew, for longer than a step takes, and batches here have many.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     rows, model, tokenizer, config, speakers, about = set_up(args)
     train_rows, held_out = split_by_text(rows, args.validation_share)
     vocabulary = Vocabulary.of(config)

@@ -24,6 +24,8 @@ SAMPLE_RATE_HZ, HOP, N_FFT, NUM_MELS = 22_050, 256, 1024, 80
 MELS_PER_FRAME = 7
 """12.3 frames a second, near the 12.5 of the real codec."""
 SAMPLES_PER_FRAME = HOP * MELS_PER_FRAME
+MARGIN = 3
+"""Frames that the encoder looks ahead, at most."""
 
 
 @cache
@@ -45,7 +47,7 @@ class MelCodecConfig(PretrainedConfig):
     model_type = "mel_codec"
 
     def __init__(
-        self, codebook_size: int = 1024, num_quantizers: int = 16, width: int = 256, latent: int = 64, **kwargs: Any
+        self, codebook_size: int = 512, num_quantizers: int = 16, width: int = 256, latent: int = 64, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.codebook_size, self.num_quantizers, self.width, self.latent = codebook_size, num_quantizers, width, latent
@@ -55,11 +57,18 @@ class MelCodecConfig(PretrainedConfig):
         return SimpleNamespace(codebook_size=self.codebook_size)
 
 
+class _ChannelNorm(nn.LayerNorm):
+    """Each moment by itself: what is said later must not change the codes of what was said before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
 class _Block(nn.Module):
     def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.GroupNorm(8, width),
+            _ChannelNorm(width),
             nn.GELU(),
             nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation),
             nn.GELU(),
@@ -160,10 +169,15 @@ class MelCodecModel(PreTrainedModel):
     def mels(self, latents: Tensor) -> Tensor:
         return self.decoder(latents) * self.std + self.mean
 
-    def encode_mel(self, mel: Tensor) -> Tensor:
-        """[80, mels] to [frames, quantizers]; the last frame is filled up with silence."""
-        mel = F.pad(mel, (0, -mel.shape[1] % MELS_PER_FRAME), value=float(np.log(1e-5)))
-        return self.quantizer.encode(self.latents(mel[None])[0].T)
+    def encode_mels(self, mels: list[Tensor]) -> list[Tensor]:
+        """[80, mels] each to [frames, quantizers] each; silence follows each, so that a batch changes nothing."""
+        counts = [-(-mel.shape[1] // MELS_PER_FRAME) for mel in mels]
+        batch = mels[0].new_full((len(mels), NUM_MELS, (max(counts) + MARGIN) * MELS_PER_FRAME), float(np.log(1e-5)))
+        for row, mel in zip(batch, mels, strict=True):
+            row[:, : mel.shape[1]] = mel
+        latents = self.latents(batch).transpose(1, 2)
+        codes = self.quantizer.encode(latents.flatten(0, 1)).view(*latents.shape[:2], -1)
+        return [row[:count] for row, count in zip(codes, counts, strict=True)]
 
     def decode_mel(self, codes: Tensor) -> Tensor:
         """[frames, quantizers] to [80, mels]."""
@@ -173,9 +187,8 @@ class MelCodecModel(PreTrainedModel):
 
     @torch.no_grad()
     def encode(self, input_values: Tensor, padding_mask: Tensor, return_dict: bool = True) -> SimpleNamespace:
-        # One by one: convolutions look ahead, so what a row is filled up with would change its last codes.
-        rows = [wav[: int(mask.sum())] for wav, mask in zip(input_values, padding_mask, strict=True)]
-        return SimpleNamespace(audio_codes=[self.encode_mel(mel_spectrogram(wav.float())) for wav in rows])
+        rows = [wav[: int(mask.sum())].float() for wav, mask in zip(input_values, padding_mask, strict=True)]
+        return SimpleNamespace(audio_codes=self.encode_mels([mel_spectrogram(wav) for wav in rows]))
 
     @torch.no_grad()
     def decode(self, audio_codes: Tensor, return_dict: bool = True) -> SimpleNamespace:
@@ -233,7 +246,7 @@ def train_codec(
     device: torch.device | str,
     batch_size: int = 256,
     window: int = 16,
-    codebook_size: int = 1024,
+    codebook_size: int = 512,
     seed: int = 0,
 ) -> MelCodecModel:
     """From [80, mels] spectrograms: windows of `window` frames, a random number of codebooks each step."""

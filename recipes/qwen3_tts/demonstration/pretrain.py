@@ -1,6 +1,7 @@
 """Trains a small Qwen3-TTS base model from nothing, codec included, on the voices that voices.py made.
 
-python pretrain.py codec --corpus corpus --output base       # the codec, and the corpus in its codes
+python pretrain.py codec --corpus corpus --output base       # the codec
+python pretrain.py codes --corpus corpus --output base       # the corpus in its codes
 keepstep run pretrain.py talker --output base --steps 10000  # talker, sub-talker and speaker encoder
 python pretrain.py save --output base --run runs/NAME        # as a base model that every stage of the recipe takes
 """
@@ -26,10 +27,18 @@ from torch.utils.data import DataLoader
 import keepstep
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from audio import load_audio  # noqa: E402
 from batches import FrameBatches  # noqa: E402
 from data import Utterances, split_by_text  # noqa: E402
 from layout import Batch, Vocabulary, collate  # noqa: E402
-from mel_codec import SAMPLE_RATE_HZ, MelCodecConfig, mel_spectrogram, save_codec, train_codec  # noqa: E402
+from mel_codec import (  # noqa: E402
+    SAMPLE_RATE_HZ,
+    MelCodecConfig,
+    MelCodecModel,
+    mel_spectrogram,
+    save_codec,
+    train_codec,
+)
 from model import VoiceModel  # noqa: E402
 from qwen import import_qwen_tts  # noqa: E402
 from rows import Row  # noqa: E402
@@ -38,6 +47,7 @@ from tiny import build_text_tokenizer, save_model, speaker_encoder_settings, spe
 from train import groups, rising_then_cosine, validate  # noqa: E402
 
 REFERENCE_S, REFERENCES = 2.5, 64
+ENCODED_AT_ONCE = 128
 CODES, VOICES, ABOUT = "codes.npz", "references.pt", "corpus.json.gz"
 SPEAKER_SLOT = 6
 """Where the speaker's embedding stands, without a language: three role tokens and three of the tag come before."""
@@ -57,22 +67,39 @@ def read_corpus(folder: Path) -> Iterator[tuple[Row, np.ndarray]]:
 
 
 def make_codec(args: argparse.Namespace) -> None:
+    """Trains the codec on some of the corpus, and on recordings of real people if there are any."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows, mels, references = [], [], defaultdict(list)
+    drawn = random.Random(0)
+    chosen = [to_mel(wav, device) for _, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
+    chosen += [to_mel(wav, device) for wav in read_recordings(args.recordings)] * args.recordings_times
+    codec = train_codec(chosen, args.codec_steps, device, args.codec_batch, codebook_size=args.codebook_size)
+    save_codec(codec, args.output / "speech_tokenizer")
+
+
+def encode_corpus(args: argparse.Namespace) -> None:
+    """The corpus in the codec's codes, and for each speaker pieces to hear the voice from."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    codec = MelCodecModel.from_pretrained(args.output / "speech_tokenizer").to(device).eval()
+    rows, codes, references = [], [], defaultdict(list)
+    waiting: list[Tensor] = []
+
+    @torch.no_grad()
+    def encode_waiting() -> list[np.ndarray]:
+        encoded = [one.cpu().numpy().astype(np.int16) for one in codec.encode_mels(waiting)]
+        waiting.clear()
+        return encoded
+
     for row, wav in read_corpus(args.corpus):
         if not SAMPLE_RATE_HZ <= len(wav) < 14 * SAMPLE_RATE_HZ:
             continue
-        samples = torch.from_numpy(wav.astype(np.float32) / 32768).to(device)
-        mels.append(mel_spectrogram(samples).half().cpu())
+        waiting.append(to_mel(wav, device))
         rows.append(row)
+        if len(waiting) == ENCODED_AT_ONCE:
+            codes += encode_waiting()
         if len(references[row["speaker"]]) < REFERENCES and len(wav) >= REFERENCE_S * SAMPLE_RATE_HZ:
-            references[row["speaker"]].append(speaker_mel(samples[: int(REFERENCE_S * SAMPLE_RATE_HZ)]).half().cpu())
-    drawn = random.Random(0).sample(mels, min(len(mels), args.codec_utterances))
-    codec = train_codec([mel.float() for mel in drawn], args.codec_steps, device, args.codec_batch)
-    args.output.mkdir(parents=True, exist_ok=True)
-    save_codec(codec, args.output / "speech_tokenizer")
-    with torch.no_grad():
-        codes = [codec.encode_mel(mel.to(device).float()).cpu().numpy().astype(np.int16) for mel in mels]
+            piece = wav[: int(REFERENCE_S * SAMPLE_RATE_HZ)].astype(np.float32) / 32768
+            references[row["speaker"]].append(speaker_mel(piece).half())
+    codes += encode_waiting() if waiting else []
     np.savez(args.output / CODES, codes=np.concatenate(codes), lengths=np.array([len(one) for one in codes]))
     torch.save({name: torch.stack(pool) for name, pool in references.items() if pool}, args.output / VOICES)
     with gzip.open(args.output / ABOUT, "wt") as file:
@@ -80,13 +107,23 @@ def make_codec(args: argparse.Namespace) -> None:
     print(f"{len(rows):,} utterances, {sum(map(len, codes)):,} frames, {len(references)} speakers")
 
 
-def speaker_mel(wav: Tensor) -> Tensor:
+def to_mel(wav: np.ndarray, device: torch.device) -> Tensor:
+    return mel_spectrogram(torch.from_numpy(wav.astype(np.float32) / 32768).to(device))
+
+
+def read_recordings(folder: Path | None) -> Iterator[np.ndarray]:
+    """Recordings as the corpus has its utterances: 16-bit samples at 22,050 Hz."""
+    for path in sorted(folder.rglob("*.flac")) if folder else ():
+        yield (load_audio(path, SAMPLE_RATE_HZ) * 32767).astype(np.int16)
+
+
+def speaker_mel(wav: np.ndarray) -> Tensor:
     """What Qwen3-TTS's speaker encoder takes, of audio at 22,050 Hz."""
     import_qwen_tts()
     import soxr
     from qwen_tts.core.models.modeling_qwen3_tts import mel_spectrogram as speaker_mel_spectrogram
 
-    at_24_khz = torch.from_numpy(soxr.resample(wav.cpu().numpy(), SAMPLE_RATE_HZ, 24_000))
+    at_24_khz = torch.from_numpy(soxr.resample(wav, SAMPLE_RATE_HZ, 24_000))
     return speaker_mel_spectrogram(
         at_24_khz[None],
         n_fft=1024,
@@ -168,6 +205,7 @@ def load_rows(folder: Path) -> tuple[list[Row], dict[str, Tensor]]:
 
 def train_talker(args: argparse.Namespace) -> None:
     run = keepstep.start()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in train.py
     rows, pools = load_rows(args.output)
     whole, tokenizer = build(args)
     run.print(f"{sum(p.numel() for p in whole.parameters()) / 1e6:.1f} M parameters, {len(rows):,} utterances")
@@ -213,13 +251,16 @@ def save_base(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("stage", choices=("codec", "talker", "save"))
+    add("stage", choices=("codec", "codes", "talker", "save"))
     add("--corpus", type=Path, default=Path("corpus"))
     add("--output", type=Path, default=Path("base"))
     add("--run", type=Path)
     add("--codec-steps", type=int, default=6000)
     add("--codec-batch", type=int, default=256, help="windows of 16 frames")
-    add("--codec-utterances", type=int, default=8000)
+    add("--codec-share", type=float, default=0.2, help="of the corpus, for the codec")
+    add("--codebook-size", type=int, default=512)
+    add("--recordings", type=Path, help="a folder of FLAC files of real people, for the codec")
+    add("--recordings-times", type=int, default=4, help="how often they count: there are few of them")
     add("--steps", type=int, default=10_000)
     add("--batch-frames", type=int, default=16_000)
     add("--learning-rate", type=float, default=1e-3)
@@ -229,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--sub-talker-layers", type=int, default=4)
     add("--num-workers", type=int, default=0)
     args = parser.parse_args(argv)
-    {"codec": make_codec, "talker": train_talker, "save": save_base}[args.stage](args)
+    {"codec": make_codec, "codes": encode_corpus, "talker": train_talker, "save": save_base}[args.stage](args)
 
 
 if __name__ == "__main__":
