@@ -56,9 +56,9 @@ def forced(whole: Any, sample: dict[str, Tensor], late_by: int = 0) -> tuple[np.
     model = VoiceModel(whole.model.talker).eval()
     with torch.no_grad():
         hidden = model.hidden_states(collate([sample]))[0]
-        start = int(sample["start"])
+        start, length = int(sample["start"]), int(sample["length"])
         frames = sample["codes"][start:]
-        before = hidden[start - 1 + late_by : len(hidden) - 1 + late_by]
+        before = hidden[start - 1 + late_by : length - 1 + late_by]
         logits = whole.model.talker.codec_head(before)[:, :64]  # generation suppresses what is no code
         others = model.sub_talker_logits(before, frames)
     return logits.argmax(-1).numpy(), others.argmax(-1).numpy()
@@ -91,7 +91,7 @@ def test_labels_and_losses_are_of_frames_and_the_end(whole: Any) -> None:
     model = VoiceModel(whole.model.talker).eval()
     with torch.no_grad():
         losses = model(collate([sample]))
-        hidden = model.hidden_states(collate([sample]))[0]
+        hidden = model.hidden_states(collate([sample]))[0, : int(sample["length"])]
     start = int(sample["start"])
     talker = torch.log_softmax(whole.model.talker.codec_head(hidden[start - 1 :]), -1)
     expected = -talker[torch.arange(6), torch.tensor(labels)].sum()
