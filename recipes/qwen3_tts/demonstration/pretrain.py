@@ -56,8 +56,8 @@ SPEAKER_SLOT = 6
 # -- the codec, and the corpus in its codes ---------------------------------------------------------------------------
 
 
-def read_corpus(folder: Path) -> Iterator[tuple[Row, np.ndarray]]:
-    for path in sorted(folder.glob("*.npy")):
+def read_corpus(folders: Sequence[Path]) -> Iterator[tuple[Row, np.ndarray]]:
+    for path in sorted(path for folder in folders for path in folder.glob("*.npy")):
         wavs, at = np.load(path), 0
         with gzip.open(path.with_suffix("").with_suffix(".json.gz"), "rt") as file:
             rows = json.load(file)
@@ -113,7 +113,7 @@ def to_mel(wav: np.ndarray, device: torch.device) -> Tensor:
 
 def read_recordings(folder: Path | None) -> Iterator[np.ndarray]:
     """Recordings as the corpus has its utterances: 16-bit samples at 22,050 Hz."""
-    for path in sorted(folder.rglob("*.flac")) if folder else ():
+    for path in sorted(folder.rglob("*.*")) if folder else ():
         yield (load_audio(path, SAMPLE_RATE_HZ) * 32767).astype(np.int16)
 
 
@@ -252,14 +252,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("stage", choices=("codec", "codes", "talker", "save"))
-    add("--corpus", type=Path, default=Path("corpus"))
+    add("--corpus", type=Path, nargs="+", default=[Path("corpus")])
     add("--output", type=Path, default=Path("base"))
     add("--run", type=Path)
     add("--codec-steps", type=int, default=6000)
     add("--codec-batch", type=int, default=256, help="windows of 16 frames")
     add("--codec-share", type=float, default=0.2, help="of the corpus, for the codec")
     add("--codebook-size", type=int, default=512)
-    add("--recordings", type=Path, help="a folder of FLAC files of real people, for the codec")
+    add("--recordings", type=Path, help="a folder with recordings of real people, for the codec")
     add("--recordings-times", type=int, default=4, help="how often they count: there are few of them")
     add("--steps", type=int, default=10_000)
     add("--batch-frames", type=int, default=16_000)

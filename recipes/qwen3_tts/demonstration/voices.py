@@ -155,10 +155,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--utterances", type=int, default=30_000)
+    parser.add_argument("--seed", type=int, default=0, help="another one says other texts")
     parser.add_argument("--texts", type=Path, help="a sentence a line (default: WordNet's examples)")
     args = parser.parse_args(argv)
     texts = args.texts.read_text().splitlines() if args.texts else wordnet_sentences()
-    make_corpus(args.output, texts, args.utterances)
+    make_corpus(args.output, texts, args.utterances, args.seed)
 
 
 if __name__ == "__main__":
