@@ -299,7 +299,7 @@ def run(args: argparse.Namespace) -> None:
     to_say = [open_batches(voice, rows, args.batch_size) for voice in voices]
     for voice, batches in zip(voices, to_say, strict=True):
         num_open = sum(len(batch) for batch, _ in batches)
-        print(f"{voice.system}: {num_open} texts to say, {len(rows) - num_open} are there already")
+        print(f"{voice.system}: {num_open} of {len(rows)} still to say")
         if batches:
             speak(voice, batches, rows, folder, args, str(consent.get("note", "")))
     write_rows(folder / GENERATED, rows)
@@ -313,7 +313,7 @@ def summary(system: str, rows: list[Row]) -> str:
     took_s = sum(row["seconds"][system] for row in rows)
     num_cut = sum(row["cut"][system] for row in rows)
     cut = f"; {num_cut} of {len(rows)} did not end by themselves, cut at --max-new-tokens" if num_cut else ""
-    return f"{system}: {len(rows)} texts, {spoken_s:.1f} s of speech, real-time factor {took_s / spoken_s:.2f}{cut}"
+    return f"{system}: {spoken_s:.1f} s of speech, real-time factor {took_s / spoken_s:.2f}{cut}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

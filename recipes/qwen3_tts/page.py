@@ -88,7 +88,7 @@ def write_page(folder: Path, results: Mapping[str, Any]) -> Path:
 
 def _head(results: Mapping[str, Any]) -> str:
     made = results["generation"]
-    facts = [f"{len(results['files'])} texts"]
+    facts = [f"{len(results['files'])} text{'s' * (len(results['files']) != 1)}"]
     for name, label in (("base_model", "base"), ("voice", "fine-tuned"), ("clone_mode", "cloned by"), ("seed", "seed")):
         if name in made:
             facts.append(f"{label} <code>{escape(str(made[name]))}</code>")

@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
             infer(flags)
     capsys.readouterr()
     assert contents(infer(flags)) == whole
-    assert "base: 0 texts to say, 3 are there already" in capsys.readouterr().out
+    assert "base: 0 of 3 still to say" in capsys.readouterr().out
 
 
 def test_what_is_there_is_kept_until_something_changes(
@@ -141,12 +141,12 @@ def test_what_is_there_is_kept_until_something_changes(
     with monkeypatch.context() as patch:
         patch.setattr(module, "load_voice_model", lambda *_: pytest.fail("a model was loaded for nothing"))
         assert infer(flags) == before
-    assert "fine_tuned: 0 texts to say, 3 are there already" in capsys.readouterr().out
+    assert "fine_tuned: 0 of 3 still to say" in capsys.readouterr().out
     Path(before[1]["base"]).unlink()
     infer(flags)
-    assert "base: 1 texts to say, 2 are there already" in capsys.readouterr().out
+    assert "base: 1 of 3 still to say" in capsys.readouterr().out
     infer(flags | {"--max-new-tokens": "5"})
-    assert "base: 3 texts to say, 0 are there already" in capsys.readouterr().out
+    assert "base: 3 of 3 still to say" in capsys.readouterr().out
 
 
 def test_with_its_text_the_reference_is_gone_on_from(flags: dict[str, str], speech: Path) -> None:
