@@ -34,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--num-workers", type=int, help="workers of every stage; 0: all in one process, without Ray (default: data: as "
         "many as there is room for; training: 1)")  # fmt: skip
     add("--batch-size", type=int, help="utterances a training step, of all workers together: about, steps are filled "
-        "by length (default: 4,000 positions)")  # fmt: skip
+        "by length (default: 2,000 frames, 160 s)")  # fmt: skip
     add("--learning-rate", type=float, help="(default: that of train.py)")
     add("--num-epochs", type=int, default=10, help="at most (default: %(default)s)")
     add("--speaker-name", help="whose voice it is")
@@ -183,15 +183,12 @@ def voice_folder(args: argparse.Namespace) -> Path:
 
 
 def batch_frames(codes: Path, batch_size: int | None) -> int | None:
-    """train.py counts positions, not utterances: so no step has more work than another. The longest must fit in one."""
+    """train.py counts frames, not utterances: so no step has more work than another. The longest must fit in one."""
     if batch_size is None:
         return None
     rows = read_jsonl(codes, "run --prepare first")
-    lengths = [len(row["audio_codes"]) + len(row["text"].encode()) // 4 + 10 for row in rows]
-    longest = max(
-        len(row["audio_codes"]) + len(row["text"].encode()) + 10 for row in rows
-    )  # a token has a byte or more
-    return max(longest, round(batch_size * sum(lengths) / len(lengths)))
+    lengths = [len(row["audio_codes"]) + 1 for row in rows]  # and the end of speech
+    return max(max(lengths), round(batch_size * sum(lengths) / len(lengths)))
 
 
 def remove_earlier_voice(folder: Path) -> None:
