@@ -68,10 +68,10 @@ def read_config(path_or_id: str) -> Any:
 
 def num_parameters(config: Any) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _talker(config).parameters())
+        return sum(parameter.numel() for parameter in build_talker(config).parameters())
 
 
-def _talker(config: Any) -> Any:
+def build_talker(config: Any) -> Any:
     from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSTalkerForConditionalGeneration
 
     return Qwen3TTSTalkerForConditionalGeneration(config.talker_config)
@@ -89,13 +89,15 @@ def _kept_bytes(config: Any, layers: int, sub_layers: int) -> int:
 
     small = deepcopy(config)
     talker = small.talker_config
-    talker.num_hidden_layers, talker.code_predictor_config.num_hidden_layers = layers, sub_layers
+    predictor = talker.code_predictor_config
+    talker.num_hidden_layers, predictor.num_hidden_layers = layers, sub_layers
+    predictor.layer_types = ["full_attention"] * sub_layers
     talker.text_vocab_size = 64  # a table's size changes nothing in what is kept
     small.tts_pad_token_id, small.tts_bos_token_id, small.tts_eos_token_id = 61, 62, 63
     names = ("pad_id", "bos_id", "eos_token_id", "think_id", "nothink_id", "think_bos_id", "think_eos_id")
     for number, name in enumerate(names):
-        setattr(talker, f"codec_{name}", talker.code_predictor_config.vocab_size + number)
-    model = VoiceModel(_talker(small))
+        setattr(talker, f"codec_{name}", predictor.vocab_size + number)
+    model = VoiceModel(build_talker(small))
     codes = torch.zeros(TRIED_FRAMES, talker.num_code_groups, dtype=torch.long).numpy()
     sample = build_sample([1] * (8 + int(TEXT_PER_FRAME * TRIED_FRAMES)), codes, 0, Vocabulary.of(small))
     # Weights, and the bf16 copies of them that autocast makes, are counted elsewhere: they do not grow with frames.
