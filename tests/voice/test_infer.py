@@ -29,7 +29,9 @@ def make_voice(tiny_model: Path, folder: Path, speakers: tuple[str, ...] = ("ann
     talker = {name: value for name, value in weights.items() if not name.startswith("speaker_encoder.")}
     save_file(custom_voice_weights(talker, torch.float32), folder / "model.safetensors", metadata={"format": "pt"})
     ids = {speaker: CODEBOOK_SIZE + 500 + number for number, speaker in enumerate(speakers)}
-    config = custom_voice_config(json.loads((folder / "config.json").read_text()), ids, "fp32")
+    config = custom_voice_config(
+        json.loads((folder / "config.json").read_text()), {"speakers": ids, "streaming": False}, "fp32"
+    )
     (folder / "config.json").write_text(json.dumps(config))
     consent = {"consent": "stated", "speakers": list(speakers), "note": "a signed form", "date": "2026-01-01"}
     (folder / "consent.json").write_text(json.dumps(consent))
