@@ -140,7 +140,7 @@ def shown(command: str, place: Path) -> str:
     took = time.perf_counter() - began
     print(f"{took:6.1f} s  exit {done.returncode}  {command}", flush=True)
     text = _COLOUR.sub("", done.stdout).replace(f"{place}/", "").replace(str(place.parent), "…")
-    text = text.replace(f"{WORKSHOP.parent}/", "")
+    text = text.replace(f"{WORKSHOP.parent}/", "").replace(os.environ.get("KEEPSTEP_DATA", "\0"), "$KEEPSTEP_DATA")
     lines = [line.rstrip() for line in text.splitlines() if not _OF_RAY_ITSELF.search(line)]
     lines = [re.sub(r"^\(\w+ pid=[^)]*\) ", "", line) for line in lines]
     ended = "" if done.returncode == 0 else f"(exit code {done.returncode})\n"

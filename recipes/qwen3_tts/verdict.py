@@ -114,8 +114,8 @@ def table(results: Mapping[str, Any]) -> str:
             paired = results["differences"].get(metric.key)
             rows.append((metric.label, *cells, _signed(paired) if paired else "-"))
     ranks = [results["systems"][system].get("rank") for system in SYSTEMS]
-    if any(ranks):
-        rows.append((f"rank of {len(results['compared_with'])}", *(str(rank or "-") for rank in ranks), "-"))
+    if any(ranks) and len(results["compared_with"]) > 1:
+        rows.append((f"rank among {len(results['compared_with'])}", *(str(rank or "-") for rank in ranks), "-"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([f"{results['speaker']}, {num_texts} texts, means with 95% intervals", "", *lines])
