@@ -10,6 +10,8 @@ from layout import NO_LABEL, Batch
 from torch import Tensor, nn
 
 SUB_TALKER_WEIGHT = 0.3
+LORA_SCALING = 2
+"""What low-rank additions count for: alpha over rank."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -111,11 +113,11 @@ def add_lora(model: VoiceModel, rank: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     model.requires_grad_(False)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LORA_TARGETS), lora_dropout=0.0)
+    config = LoraConfig(r=rank, lora_alpha=LORA_SCALING * rank, target_modules=list(LORA_TARGETS), lora_dropout=0.0)
     inject_adapter_in_model(config, model)
 
 
-def merge_lora(state: dict[str, Tensor], scaling: float = 2.0) -> dict[str, Tensor]:
+def merge_lora(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state with low-rank additions as the state of a plain model: the additions are added."""
     merged = {}
     for name, value in state.items():
@@ -124,7 +126,7 @@ def merge_lora(state: dict[str, Tensor], scaling: float = 2.0) -> dict[str, Tens
         if ".base_layer." in name:
             stem = name.split(".base_layer.")[0]
             a, b = (state[f"{stem}.lora_{letter}.default.weight"].float() for letter in "AB")
-            value = (value.float() + scaling * (b @ a)).to(value.dtype)
+            value = (value.float() + LORA_SCALING * (b @ a)).to(value.dtype)
             name = name.replace(".base_layer.", ".")
         merged[name] = value
     return merged

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from keepstep.data.fetch import whole_file
 
 Row = dict[str, Any]
 PATHS = ("audio", "ref_audio", "source", "base", "fine_tuned", "real")
@@ -29,14 +30,12 @@ def read_rows(path: str | Path, needed: Sequence[str] = ("audio", "text")) -> li
 
 
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
-    """Writes rows beside and renames: the file is there whole or not at all."""
+    """Writes rows; the file is there whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as file:
+    with whole_file(path) as file:
         for row in rows:
-            file.write(json.dumps(_relative(row, path.parent), ensure_ascii=False) + "\n")
-    beside.replace(path)
+            file.write(json.dumps(_relative(row, path.parent), ensure_ascii=False).encode() + b"\n")
 
 
 def _parse(line: str, where: str, needed: Sequence[str]) -> Row:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from audio import load_audio
+from audio import SAMPLE_RATE_HZ, load_audio
 from batches import FrameBatches
 from consent import add_consent, require_consent
 from data import Limits, Utterances, load_utterances, speaker_ids, split_by_text
@@ -87,7 +87,7 @@ def load_model(args: argparse.Namespace, rows: list[Row], speakers: Mapping[str,
 def speaker_embedding(whole: Any, rows: list[Row]) -> Tensor:
     """The base model's embedding of a voice: the mean over some utterances, the longest, which tell most of it."""
     longest = sorted(rows, key=lambda row: (-len(row["audio_codes"]), row["audio"]))[:REFERENCES]
-    embeddings = [whole.model.extract_speaker_embedding(load_audio(row["audio"]), 24_000) for row in longest]
+    embeddings = [whole.model.extract_speaker_embedding(load_audio(row["audio"]), SAMPLE_RATE_HZ) for row in longest]
     return torch.stack(embeddings).float().mean(0).clone()
 
 
@@ -200,7 +200,6 @@ def set_up(args: argparse.Namespace) -> Job:
     )
     about = {
         "base_model": args.model_path,
-        "base_identity": identity(local_folder(args.model_path)),
         "speakers": speakers,
         "language": language,
         "streaming": args.streaming,
@@ -232,6 +231,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.track("ema", average)
     best = run.track("best", BestSoFar())
     model, optimizer, scheduler, loader, test = run.prepare(model, optimizer, scheduler, loader, test)
+    if run.is_main:  # gigabytes are read for it
+        job.about["base_identity"] = identity(local_folder(args.model_path))
     run.save(ABOUT, job.about)
     run.print(job)
 

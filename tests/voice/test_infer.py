@@ -221,3 +221,33 @@ def test_a_voice_without_a_record_of_consent_needs_the_flag(
         infer(flags | {"--voice": str(bare)})
     rows = infer(flags | {"--voice": str(bare)}, "--i-have-consent", "--consent-note", "CC0")
     assert read_provenance(rows[0]["base"])["consent"] == "stated; CC0"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_voice_gets_its_text_as_it_did_in_training(
+    flags: dict[str, str], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    from qwen import TRAINED_STREAMING
+    from qwen_tts import Qwen3TTSModel
+
+    folder = make_voice(tiny_model, tmp_path / "voice")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {TRAINED_STREAMING: streaming}))
+    modes = []
+    original = Qwen3TTSModel.generate_custom_voice
+
+    def noted(self: Any, *words: Any, **options: Any) -> Any:
+        modes.append(options["non_streaming_mode"])
+        return original(self, *words, **options)
+
+    monkeypatch.setattr(Qwen3TTSModel, "generate_custom_voice", noted)
+    infer(flags | {"--voice": str(folder)})
+    assert set(modes) == {not streaming}
+
+
+def test_a_codec_of_another_rate_is_resampled() -> None:
+    import numpy as np
+    from infer import _wavs
+
+    (wav,) = _wavs(([np.sin(np.arange(22_050) / 20)], 22_050))
+    assert wav.dtype == np.float32 and len(wav) == 24_000

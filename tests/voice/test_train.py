@@ -158,7 +158,6 @@ def test_bad_input_is_one_line(
     script: tuple[str, ...],
     change: dict[str, str | None],
     message: str,
-    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     words = [word for word in script if word not in change or change[word] is not None]
