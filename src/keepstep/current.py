@@ -46,6 +46,11 @@ def end() -> None:
         run.close()
 
 
+def has_begun() -> bool:
+    """Whether the current run has come to its steps."""
+    return _current is not None and _current.has_begun
+
+
 def abandon() -> Run | None:
     """Lets go of the current run as it is: the script failed. Returns it, for the report."""
     global _current

@@ -49,6 +49,12 @@ class StorageError(KeepstepError):
     title = "storage"
 
 
+class ScriptRefused(KeepstepError):
+    """A script that ended before its first step, saying why: `sys.exit("data.csv has no column label")`."""
+
+    title = "script"
+
+
 class RunFailed(KeepstepError):
     """The workers failed and the failure budget is spent; raised by `keepstep.launch`."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep import current
-from keepstep.errors import ConfigError, KeepstepError, NotFinite, Stopped
+from keepstep.errors import ConfigError, KeepstepError, NotFinite, ScriptRefused, Stopped
 from keepstep.fingerprints.switch import watch_calls
 from keepstep.imports import script_begins
 from keepstep.job import ERROR_FILE, LOGS, TARGET, Target
@@ -27,7 +27,16 @@ FAILURE_MARK = "keepstep: this worker failed:"
 
 
 def execute(target: Target) -> Any:
-    """Runs the target in this process, as `python` would."""
+    """Runs the target in this process, as `python` would; words that it leaves with before its first step are kept."""
+    try:
+        return _execute(target)
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str) and not current.has_begun():
+            raise ScriptRefused(leaving.code) from None
+        raise
+
+
+def _execute(target: Target) -> Any:
     if target.is_script:
         sys.argv = [target.what, *target.arguments]
         sys.path.insert(0, str(Path(target.what).resolve().parent))

@@ -81,6 +81,22 @@ def test_script_that_raises_at_import_is_not_tried_again(keepstep: Keepstep, tmp
     assert "src/keepstep" not in done.stderr  # the traceback is the user's
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_script_that_says_what_is_wrong_is_shown_as_it_says_it(
+    keepstep: Keepstep, tmp_path: Path, workers: str
+) -> None:
+    refusing = script(tmp_path, before="sys.exit('no rows in data.csv')")
+    text = complaint(keepstep("run", "--workers", workers, refusing), 2)
+    assert "no rows in data.csv" in text
+    assert len(text.splitlines()) <= 4
+
+
+def test_words_in_the_middle_of_training_are_a_failure(keepstep: Keepstep, tmp_path: Path) -> None:
+    leaving = script(tmp_path, body="if run.step == 2: sys.exit('the data server is gone')")
+    done = keepstep("run", "--max-failures", "0", leaving)
+    assert done.returncode == 1 and "the data server is gone" in done.stderr
+
+
 def test_loop_that_never_calls_steps(keepstep: Keepstep, tmp_path: Path) -> None:
     text = complaint(keepstep("run", script(tmp_path, loop="train")), 2)
     assert "the loop ended without a step: iterate over run.steps(loader)" in text

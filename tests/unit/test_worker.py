@@ -10,10 +10,11 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from keepstep import current
 from keepstep.config import LaunchConfig
 from keepstep.engines.base import Launch, Outcome
 from keepstep.engines.inprocess import InProcess
-from keepstep.errors import ConfigError
+from keepstep.errors import ConfigError, ScriptRefused
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
 from keepstep.job import PICKLED, Target
@@ -220,4 +221,17 @@ def test_what_a_script_leaves_with_is_not_swallowed(tmp_path: Path) -> None:
             execute(Target(script(tmp_path, f"import sys; sys.exit({code!r})")))
         return caught.value.code
 
-    assert [leave(code) for code in (0, 3, None, "message")] == [0, 3, None, "message"]
+    assert [leave(code) for code in (0, 3, None)] == [0, 3, None]
+
+
+def test_words_that_a_script_leaves_with_before_its_first_step_are_all_that_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(ScriptRefused, match=r"^data\.csv has no rows$"):
+        execute(Target(script(tmp_path, "import sys; sys.exit('data.csv has no rows')")))
+
+
+def test_words_in_the_middle_of_training_are_a_failure_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current, "has_begun", lambda: True)
+    with pytest.raises(SystemExit):
+        execute(Target(script(tmp_path, "import sys; sys.exit('the data server is gone')")))
