@@ -29,6 +29,8 @@ _LATE_SAMPLES = 4
 _GROWN_BYTES = 64 * 2**20
 _GROWN_SHARE = 0.05
 _GROWTH_SAMPLES = 8
+_GROWTH_STEPS = 300
+"""Where batches differ in shape, an allocator's blocks grow in a straight line for a hundred steps, then no more."""
 _SLOWER = 2.0
 
 
@@ -71,20 +73,19 @@ class _Growth:
         if len(self.samples) >= 256:
             del self.samples[1::2]
 
-    def slope(self) -> tuple[float, float] | None:
-        """Bytes a second and bytes a step, if it grows steadily."""
+    def slope(self, free: float) -> tuple[float, float] | None:
+        """Bytes a second and bytes a step, if it grows steadily; where little is free, that is said earlier."""
         if len(self.samples) < _GROWTH_SAMPLES:
             return None
         sizes = [size for _, _, size in self.samples]
-        grown = sizes[-1] - sizes[0]
-        if grown < max(_GROWN_BYTES, _GROWN_SHARE * sizes[0]):
+        grown, steps = sizes[-1] - sizes[0], self.samples[-1][1] - self.samples[0][1]
+        if grown < max(_GROWN_BYTES, _GROWN_SHARE * sizes[0]) or (steps < _GROWTH_STEPS and grown < free):
             return None
         moments = [moment for moment, _, _ in self.samples]
         middle = next(n for n, moment in enumerate(moments) if moment >= (moments[0] + moments[-1]) / 2)
         rises = sum(later > earlier for earlier, later in pairwise(sizes))
         if sizes[-1] - sizes[middle] < 0.3 * grown or rises < 0.6 * (len(sizes) - 1):
             return None
-        steps = self.samples[-1][1] - self.samples[0][1]
         return grown / (moments[-1] - moments[0]), grown / max(1.0, steps)
 
 
@@ -185,12 +186,12 @@ class Health:
 
     def _leaks(self) -> Iterator[Verdict]:
         for (rank, place), growth in sorted(self._growth.items()):
-            slope = growth.slope()
+            vitals = self._history[rank][-1].reading.vitals
+            free = vitals.host_free if place == "host" else vitals.device_free
+            slope = growth.slope(free)
             if slope is None:
                 continue
             by_second, by_step = slope
-            vitals = self._history[rank][-1].reading.vitals
-            free = vitals.host_free if place == "host" else vitals.device_free
             left = free / by_second
             yield Verdict(
                 "leak",

@@ -104,6 +104,18 @@ def test_memory_that_levels_off_is_none(grows: Callable[[float], float]) -> None
     assert watch([steady(grows=grows)], seconds=60.0) == []
 
 
+def test_blocks_that_an_allocator_adds_while_shapes_are_new_are_none() -> None:
+    """As seen: steps of a second, 1.7 GB more in a straight line over the first 170 of them, then not a byte."""
+    assert watch([steady(step_s=1.0, grows=lambda now: 10 * MB * min(now, 170.0))], seconds=600.0) == []
+
+
+def test_a_leak_of_slow_steps_is_told_later_but_before_memory_is_gone() -> None:
+    (verdict,) = watch([steady(step_s=1.0, grows=lambda now: 10 * MB * now)], seconds=330.0)
+    assert verdict.kind == "leak" and watch([steady(step_s=1.0, grows=lambda now: 10 * MB * now)], seconds=250.0) == []
+    (verdict,) = watch([steady(step_s=1.0, device=lambda now: 30 * MB * now)], seconds=60.0)  # of which 1 GB is free
+    assert "device memory of rank 0 grows" in verdict.text
+
+
 def test_steps_that_become_slower_are_noticed_with_their_phase() -> None:
     def at(now: float) -> Reading:
         late = max(0.0, now - 30.0)
