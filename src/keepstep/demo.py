@@ -64,15 +64,16 @@ class _Killer(threading.Thread):
 
     def run(self) -> None:
         while not self.done.wait(0.01):
-            found = _worker(self._folder.name, rank=1)
-            if found is not None and found[1].step >= _KILL_AT:
-                self.killed_at = found[1].step
-                os.kill(found[0], signal.SIGKILL)
+            pulse = _pulse(self._folder.name, rank=1)
+            if pulse is not None and pulse.step >= _KILL_AT:
+                self.killed_at = pulse.step
+                os.kill(pulse.pid, signal.SIGKILL)
                 return
 
 
-def _worker(name: str, rank: int) -> tuple[int, Pulse] | None:
-    """(process id, pulse) of one of this process's workers."""
+def _pulse(name: str, rank: int) -> Pulse | None:
+    """That of one of this process's workers: only the pulse says which process it is, as a standby's environment is
+    the same."""
     import json
 
     import psutil
@@ -88,7 +89,7 @@ def _worker(name: str, rank: int) -> tuple[int, Pulse] | None:
             job = json.loads(environment[JOB])
             heart = Path(job["hearts"]) / f"rank_{rank}"
             if job["name"] == name and heart.exists():
-                return child.pid, Pulse(heart)
+                return Pulse(heart)
     return None
 
 
