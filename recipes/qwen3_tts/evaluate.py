@@ -326,11 +326,13 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     timed = [row for row in real if row.get("text")]
     pace = characters_per_second([row["text"] for row in timed], [_duration_s(row) for row in timed])
     measure = Measure(scorers, speakers, pace)
-    files = []
+    files, on_terminal = [], sys.stderr.isatty()
     for number, row in enumerate(rows, 1):
-        print(f"\rscoring text {number} of {len(rows)}", end="", file=sys.stderr, flush=True)
+        if on_terminal:  # in a file the lines would stand one behind the other
+            print(f"\rscoring text {number} of {len(rows)}", end="", file=sys.stderr, flush=True)
         files.append(measure_row(measure, row))
-    print(file=sys.stderr)
+    if on_terminal:
+        print(file=sys.stderr)
     # Where no text has a real recording of its own, others of the target show what can be reached.
     ceiling = (
         [] if any("real" in file for file in files) else [measure_row(measure, row) for row in _as_real(real, args)]

@@ -29,7 +29,9 @@ SIZES = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072},
 }
 """Of the base models' talkers, as their family has them; a downloaded one's own configuration overrules it."""
-TRIED_FRAMES, TRIED_TEXT = 24, 20
+CODEC_IDS = ("pad_id", "bos_id", "eos_token_id", "think_id", "nothink_id", "think_bos_id", "think_eos_id")
+"""What stands above the codebook in the codec's table."""
+TRIED_FRAMES = 24
 TEXT_PER_FRAME = 0.3
 """Text tokens a frame: 3 to 4 a second, at 12.5 frames."""
 
@@ -55,6 +57,7 @@ def named_config(size: str) -> Any:
     talker = shared | SIZES[size] | {"num_hidden_layers": 28, "vocab_size": 3072, "text_vocab_size": 151_936}
     rope = {"rope_type": "default", "mrope_section": [24, 20, 20], "interleaved": True}
     ids = {"codec_language_id": {}, "spk_id": {}, "spk_is_dialect": {}, "pad_token_id": None}
+    ids |= {f"codec_{name}": predictor["vocab_size"] + number for number, name in enumerate(CODEC_IDS, 100)}
     settings = talker | ids | {"rope_scaling": rope, "code_predictor_config": predictor, "text_hidden_size": 2048}
     return Qwen3TTSConfig(talker_config=settings, tts_model_type="base", tts_model_size=size)
 
@@ -94,9 +97,6 @@ def _kept_bytes(config: Any, layers: int, sub_layers: int) -> int:
     predictor.layer_types = ["full_attention"] * sub_layers
     talker.text_vocab_size = 64  # a table's size changes nothing in what is kept
     small.tts_pad_token_id, small.tts_bos_token_id, small.tts_eos_token_id = 61, 62, 63
-    names = ("pad_id", "bos_id", "eos_token_id", "think_id", "nothink_id", "think_bos_id", "think_eos_id")
-    for number, name in enumerate(names):
-        setattr(talker, f"codec_{name}", predictor.vocab_size + number)
     model = VoiceModel(build_talker(small))
     codes = torch.zeros(TRIED_FRAMES, talker.num_code_groups, dtype=torch.long).numpy()
     sample = build_sample([1] * (8 + int(TEXT_PER_FRAME * TRIED_FRAMES)), codes, 0, Vocabulary.of(small))

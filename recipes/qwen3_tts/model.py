@@ -83,16 +83,20 @@ class VoiceModel(nn.Module):
             others = others + embedding(batch["codes"][..., i])
         return text + codec * has_codec + others * is_frame
 
+    def frames_learnt(self, batch: Batch) -> Tensor:
+        """Which positions are frames whose codes the sub-talker is asked for: all of them."""
+        position = torch.arange(batch["labels"].shape[1], device=batch["labels"].device)
+        return (position >= batch["start"][:, None]) & (position < batch["length"][:, None])
+
     def _sub_talker_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Each frame from the hidden state before it, which is all that generation has when it makes the frame."""
-        position = torch.arange(hidden.shape[1], device=hidden.device)
-        is_frame = (position >= batch["start"][:, None]) & (position < batch["length"][:, None])
-        frames = batch["codes"][is_frame]
-        logits = self.sub_talker_logits(hidden[:, :-1][is_frame[:, 1:]], frames)
+        learnt = self.frames_learnt(batch)
+        frames = batch["codes"][learnt]
+        logits = self.sub_talker_logits(hidden[:, :-1][learnt[:, 1:]], frames)
         losses = F.cross_entropy(logits.flatten(0, 1).float(), frames[:, 1:].flatten(), reduction="none")
         by_frame = losses.view(len(frames), -1).mean(1)
-        utterance = torch.arange(len(is_frame), device=hidden.device)[:, None].expand_as(is_frame)[is_frame]
-        return torch.zeros(len(is_frame), device=hidden.device).index_add(0, utterance, by_frame)
+        utterance = torch.arange(len(learnt), device=hidden.device)[:, None].expand_as(learnt)[learnt]
+        return torch.zeros(len(learnt), device=hidden.device).index_add(0, utterance, by_frame)
 
 
 def _one_frame_like(batch: Batch) -> Batch:

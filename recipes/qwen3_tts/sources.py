@@ -71,14 +71,18 @@ def find_sources(asked: Asked) -> Found:
 
 
 def find_files(input_dir: Path, output_dir: Path) -> tuple[list[Path], Counter[str]]:
-    """Recordings below the folder, sorted, and the suffixes of what is none; the output may lie inside of the input."""
+    """Recordings below the folder, sorted, and the suffixes of what is none; input and output may lie in each other."""
     if not input_dir.is_dir():
         raise ValueError(f"{input_dir} is not a folder: --input-dir takes a folder with recordings")
     files, others = [], Counter[str]()
-    own = output_dir.resolve()
+    own, given = output_dir.resolve(), input_dir.resolve()
+    if own == given:
+        raise ValueError(f"{input_dir} is --input-dir and --output-dir: recordings and segments would be mixed up")
+    surrounds = own in given.parents
     for path in sorted(input_dir.rglob("*")):
         inside = path.relative_to(input_dir)
-        if not path.is_file() or any(part.startswith(".") for part in inside.parts) or own in path.resolve().parents:
+        is_ours = not surrounds and own in path.resolve().parents
+        if not path.is_file() or any(part.startswith(".") for part in inside.parts) or is_ours:
             continue
         if path.suffix.lower() in SUFFIXES:
             files.append(path)

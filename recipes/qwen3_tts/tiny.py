@@ -52,7 +52,9 @@ def build_text_tokenizer(text: str, vocab_size: int = 400) -> Any:
     from transformers import Qwen2TokenizerFast
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator([text, *["assistant"] * 500], vocab_size=vocab_size, min_frequency=2, show_progress=False)
+    # Merged first, however long the text is: no pair of letters is every tenth.
+    often = max(500, len(text) // 10)
+    bpe.train_from_iterator([text, *["assistant"] * often], vocab_size=vocab_size, min_frequency=2, show_progress=False)
     made = Qwen2TokenizerFast(
         tokenizer_object=bpe._tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token="<|endoftext|>"
     )

@@ -58,16 +58,18 @@ def _compared(results: Mapping[str, Any], key: str, claim: str) -> list[str]:
             for name, only in zip(GENERATED, (base, tuned), strict=True)
             if only
         ]
-    figures = f"{metric.label} {tuned} against {base}"
     ceiling = f"; real recordings {real}" if real else ""
     if tuned.overlaps(base):
         paired = results["differences"].get(key)
         shown = paired and paired["low"] is not None and paired["low"] * paired["high"] > 0
         though = f" (though text by text it is {_signed(paired)})" if shown else ""
+        figures = f"{metric.label} {tuned} against {base}"
         return [f"no difference shown between fine-tuned and base: {figures}{though}{ceiling}"]
-    tuned_wins = (tuned.mean > base.mean) == (metric.better == "higher")
-    winner, loser = ("fine-tuned", "base") if tuned_wins else ("base", "fine-tuned")
-    return [f"{winner} {claim} than {loser}: {figures}{ceiling}"]
+    order = [("fine-tuned", tuned), ("base", base)]
+    if (tuned.mean > base.mean) != (metric.better == "higher"):
+        order.reverse()
+    (winner, better), (loser, worse) = order
+    return [f"{winner} {claim} than {loser}: {metric.label} {better} against {worse}{ceiling}"]
 
 
 def _placed(results: Mapping[str, Any]) -> list[str]:

@@ -214,7 +214,12 @@ def results(base: tuple[float, ...], tuned: tuple[float, ...], key: str = "simil
         ("similarity", (0.86, 0.84, 0.88), (0.61, 0.58, 0.64), "base is closer to anna than fine-tuned"),
         ("similarity", (0.84, 0.80, 0.87), (0.86, 0.84, 0.88), "no difference shown"),
         ("wer", (0.40, 0.35, 0.45), (0.10, 0.05, 0.15), "fine-tuned is understood better than base"),
-        ("wer", (0.10, 0.05, 0.15), (0.40, 0.35, 0.45), "base is understood better than fine-tuned"),
+        (
+            "wer",
+            (0.10, 0.05, 0.15),
+            (0.40, 0.35, 0.45),
+            "base is understood better than fine-tuned: WER 0.10",
+        ),
         ("wer", (0.10, 0.05, 0.15), (0.12, 0.06, 0.20), "no difference shown"),
     ],
 )

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import fits
 import pytest
+from layout import Vocabulary
 
 
 def test_sizes_are_those_in_the_names() -> None:
     assert 1.6e9 < fits.num_parameters(fits.named_config("1.7B")) < 2.0e9
     assert 0.6e9 < fits.num_parameters(fits.named_config("0.6B")) < 1.0e9
+
+
+@pytest.mark.parametrize("size", fits.SIZES)
+def test_named_models_have_a_place_for_every_id(size: str) -> None:
+    """benchmarks/voice_memory.py trains them as they are."""
+    config = fits.named_config(size)
+    ids = asdict(Vocabulary.of(config))
+    talker = config.talker_config
+    text = {ids.pop(name) for name in ("tts_pad", "tts_bos", "tts_eos")}
+    assert len(text) == 3 and max(text) < talker.text_vocab_size
+    ids.pop("languages")
+    codec = set(ids.values())
+    assert len(codec) == len(ids)
+    assert talker.code_predictor_config.vocab_size <= min(codec) and max(codec) < talker.vocab_size
 
 
 def test_more_layers_keep_what_was_foretold_of_them(tiny_model: Path) -> None:

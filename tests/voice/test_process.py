@@ -463,6 +463,9 @@ def test_recordings_are_found_wherever_they_are_and_nothing_else(tmp_path: Path)
     files, others = find_files(tmp_path, tmp_path / "out")
     assert [path.relative_to(tmp_path).as_posix() for path in files] == ["b.WAV", "x/a.mp3"]
     assert others == {".txt": 1}
+    assert [path.name for path in find_files(tmp_path / "x", tmp_path)[0]] == ["a.mp3"]  # voice/recordings into voice
+    with pytest.raises(ValueError, match="is --input-dir and --output-dir"):
+        find_files(tmp_path, tmp_path)
 
 
 def test_segments_of_recordings_of_one_name_are_told_apart() -> None:
