@@ -1,4 +1,4 @@
-"""A small codec of the shape that Qwen3-TTS's has: 16 codebooks, 12.3 frames a second; mel spectrograms in between.
+"""A small codec of the kind that Qwen3-TTS has: 8 codebooks, 12.3 frames a second; mel spectrograms in between.
 
 It takes the place of the real codec, whose weights can't be had without a download: `Qwen3TTSModel.from_pretrained`,
 and with it every stage of the recipe, loads it from a model's speech_tokenizer/ once this module is imported. Encoder
@@ -24,8 +24,10 @@ SAMPLE_RATE_HZ, HOP, N_FFT, NUM_MELS = 22_050, 256, 1024, 80
 MELS_PER_FRAME = 7
 """12.3 frames a second, near the 12.5 of the real codec."""
 SAMPLES_PER_FRAME = HOP * MELS_PER_FRAME
-MARGIN = 3
-"""Frames that the encoder looks ahead, at most."""
+MARGIN = 2
+"""Frames that the encoder looks ahead."""
+FLOOR = -7.0
+"""Quieter than this is not heard: HiFi-GAN's audio is as like the voice, and as well understood, without it."""
 
 
 @cache
@@ -47,7 +49,7 @@ class MelCodecConfig(PretrainedConfig):
     model_type = "mel_codec"
 
     def __init__(
-        self, codebook_size: int = 512, num_quantizers: int = 16, width: int = 256, latent: int = 64, **kwargs: Any
+        self, codebook_size: int = 1024, num_quantizers: int = 8, width: int = 512, latent: int = 128, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.codebook_size, self.num_quantizers, self.width, self.latent = codebook_size, num_quantizers, width, latent
@@ -57,26 +59,25 @@ class MelCodecConfig(PretrainedConfig):
         return SimpleNamespace(codebook_size=self.codebook_size)
 
 
-class _ChannelNorm(nn.LayerNorm):
-    """Each moment by itself: what is said later must not change the codes of what was said before."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
-
-
 class _Block(nn.Module):
-    def __init__(self, width: int, dilation: int) -> None:
+    """Adds to each frame what it and its two neighbours say, or, without `neighbours`, what it says alone."""
+
+    def __init__(self, width: int, neighbours: bool = True) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            _ChannelNorm(width),
-            nn.GELU(),
-            nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation),
-            nn.GELU(),
-            nn.Conv1d(width, width, 1),
-        )
+        self.neighbours = neighbours
+        # Each frame is normalised by itself: what is said later must not change the codes of what was said before.
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Linear((3 if neighbours else 1) * width, 2 * width)
+        self.outer = nn.Linear(2 * width, width)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.layers(x)
+        normed = self.norm(x)
+        if self.neighbours:
+            padded = F.pad(normed, (0, 0, 1, 1))
+            normed = torch.cat([padded[:, :-2], normed, padded[:, 2:]], 2)
+        return x + self.outer(F.gelu(self.inner(normed)))
 
 
 class ResidualQuantizer(nn.Module):
@@ -102,6 +103,16 @@ class ResidualQuantizer(nn.Module):
         return sum(self.codebooks[i][codes[:, i]] for i in range(codes.shape[1]))
 
     @torch.no_grad()
+    def start(self, z: Tensor) -> None:
+        """Each codebook begins as some of what there is to describe."""
+        rest = z
+        for codebook, size, total in zip(self.codebooks, self.sizes, self.sums, strict=True):
+            codebook.copy_(rest[torch.randint(len(rest), size.shape, device=z.device)])
+            size.fill_(1.0)
+            total.copy_(codebook)
+            rest = rest - codebook[_nearest(rest, codebook)]
+
+    @torch.no_grad()
     def learn(self, z: Tensor, decay: float = 0.98) -> Tensor:
         """Moves every codebook towards what it was the nearest to; returns the codes."""
         codes, rest = [], z
@@ -109,14 +120,15 @@ class ResidualQuantizer(nn.Module):
             codebook = self.codebooks[i]
             nearest = _nearest(rest, codebook)
             codes.append(nearest)
-            counts = torch.bincount(nearest, minlength=len(codebook)).float()
+            counts = torch.zeros_like(self.sizes[i]).index_add(0, nearest, torch.ones_like(rest[:, 0]))
             totals = torch.zeros_like(codebook).index_add(0, nearest, rest)
             self.sizes[i].lerp_(counts, 1 - decay)
             self.sums[i].lerp_(totals, 1 - decay)
+            # Without asking whether there are any: the answer would have to be waited for.
             dead = self.sizes[i] < 0.05
-            if dead.any():
-                drawn = rest[torch.randint(len(rest), (int(dead.sum()),), device=z.device)]
-                self.sizes[i][dead], self.sums[i][dead] = 1.0, drawn
+            drawn = rest[torch.randint(len(rest), dead.shape, device=z.device)]
+            self.sizes[i].masked_fill_(dead, 1.0)
+            self.sums[i].copy_(torch.where(dead[:, None], drawn, self.sums[i]))
             self.codebooks[i].copy_(self.sums[i] / self.sizes[i].clamp(min=1e-5)[:, None])
             rest = rest - codebook[nearest]
         return torch.stack(codes, 1)
@@ -134,40 +146,38 @@ class MelCodecModel(PreTrainedModel):
 
     def __init__(self, config: MelCodecConfig) -> None:
         super().__init__(config)
-        width, latent = config.width, config.latent
+        width, latent, patch = config.width, config.latent, NUM_MELS * MELS_PER_FRAME
         self.encoder_valid_num_quantizers = config.num_quantizers
         self.encoder = nn.Sequential(
-            nn.Conv1d(NUM_MELS, width, 5, padding=2),
-            _Block(width, 1),
-            _Block(width, 3),
-            nn.Conv1d(width, width, MELS_PER_FRAME, MELS_PER_FRAME),
-            _Block(width, 1),
-            _Block(width, 1),
-            nn.Conv1d(width, latent, 1),
+            nn.Linear(patch, width), *(_Block(width, n < MARGIN) for n in range(4)), nn.Linear(width, latent)
         )
         self.quantizer = ResidualQuantizer(config.num_quantizers, config.codebook_size, latent)
         self.decoder = nn.Sequential(
-            nn.Conv1d(latent, width, 3, padding=1),
-            _Block(width, 1),
-            _Block(width, 2),
-            nn.ConvTranspose1d(width, width, MELS_PER_FRAME, MELS_PER_FRAME),
-            _Block(width, 1),
-            _Block(width, 3),
-            _Block(width, 9),
-            nn.Conv1d(width, NUM_MELS, 5, padding=2),
+            nn.Linear(latent, width), *(_Block(width) for _ in range(6)), nn.Linear(width, patch)
         )
+        # The main directions of a frame's mels: encoder and decoder begin as these, and learn what they leave over.
+        self.directions = nn.Parameter(torch.zeros(latent, patch))
+        for last in (self.encoder[-1], self.decoder[-1]):
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
         self.register_buffer("mean", torch.full((NUM_MELS, 1), -5.0))
         self.register_buffer("std", torch.full((NUM_MELS, 1), 2.0))
 
     def _init_weights(self, module: nn.Module) -> None:
-        pass  # torch's own are right for convolutions
+        pass  # torch's own are right, and the blocks' are zero on purpose
 
-    def latents(self, mel: Tensor) -> Tensor:
-        """[batch, 80, mels] to [batch, latent, frames]."""
-        return self.encoder((mel - self.mean) / self.std)
+    def patches(self, mel: Tensor) -> Tensor:
+        """[batch, 80, mels] to [batch, frames, 80 * 7]; what can't be heard is all the same."""
+        scaled = (mel.clamp(min=FLOOR) - self.mean) / self.std
+        return scaled.unflatten(2, (-1, MELS_PER_FRAME)).transpose(1, 2).flatten(2)
 
-    def mels(self, latents: Tensor) -> Tensor:
-        return self.decoder(latents) * self.std + self.mean
+    def latents(self, patches: Tensor) -> Tensor:
+        """[batch, frames, 80 * 7] to [batch, frames, latent]."""
+        return self.encoder(patches) + patches @ self.directions.T
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """[batch, frames, latent] to [batch, frames, 80 * 7]."""
+        return self.decoder(latents) + latents @ self.directions
 
     def encode_mels(self, mels: list[Tensor]) -> list[Tensor]:
         """[80, mels] each to [frames, quantizers] each; silence follows each, so that a batch changes nothing."""
@@ -175,13 +185,14 @@ class MelCodecModel(PreTrainedModel):
         batch = mels[0].new_full((len(mels), NUM_MELS, (max(counts) + MARGIN) * MELS_PER_FRAME), float(np.log(1e-5)))
         for row, mel in zip(batch, mels, strict=True):
             row[:, : mel.shape[1]] = mel
-        latents = self.latents(batch).transpose(1, 2)
+        latents = self.latents(self.patches(batch))
         codes = self.quantizer.encode(latents.flatten(0, 1)).view(*latents.shape[:2], -1)
         return [row[:count] for row, count in zip(codes, counts, strict=True)]
 
     def decode_mel(self, codes: Tensor) -> Tensor:
         """[frames, quantizers] to [80, mels]."""
-        return self.mels(self.quantizer.decode(codes).T[None])[0]
+        patches = self.decoded(self.quantizer.decode(codes)[None])
+        return patches.unflatten(2, (NUM_MELS, -1)).transpose(1, 2).flatten(2)[0] * self.std + self.mean
 
     # -- as Qwen3TTSTokenizer calls it --------------------------------------------------------------------------------
 
@@ -240,39 +251,55 @@ def save_codec(codec: MelCodecModel, folder: Path) -> None:
     EncodecFeatureExtractor(feature_size=1, sampling_rate=SAMPLE_RATE_HZ).save_pretrained(folder)
 
 
+def mel_error(difference: Tensor) -> Tensor:
+    return difference.abs().mean() + 0.5 * difference.square().mean()
+
+
 def train_codec(
     mels: list[Tensor],
     num_steps: int,
     device: torch.device | str,
     batch_size: int = 256,
     window: int = 16,
-    codebook_size: int = 512,
+    settings: MelCodecConfig | None = None,
     seed: int = 0,
 ) -> MelCodecModel:
     """From [80, mels] spectrograms: windows of `window` frames, a random number of codebooks each step."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    codec = MelCodecModel(MelCodecConfig(codebook_size)).to(device)
+    codec = MelCodecModel(settings or MelCodecConfig()).to(device)
+    half = torch.autocast(torch.device(device).type, torch.bfloat16)
     length = window * MELS_PER_FRAME
     joined = torch.cat(mels, dim=1).to(device)
+    joined.clamp_(min=FLOOR)
     codec.mean.copy_(joined.mean(1, keepdim=True))
     codec.std.copy_(joined.std(1, keepdim=True).clamp(min=0.1))
+
+    def drawn(size: int) -> Tensor:
+        starts = torch.randint(joined.shape[1] - length, (size, 1), generator=generator)
+        return codec.patches(joined[:, (starts + torch.arange(length)).to(joined.device)].transpose(0, 1))
+
+    with torch.no_grad():
+        codec.directions.copy_(torch.pca_lowrank(drawn(2048).flatten(0, 1), codec.config.latent, center=False)[2].T)
     optimizer = torch.optim.AdamW(codec.parameters(), lr=1e-3, betas=(0.8, 0.99), weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, num_steps, cycle_momentum=False)
+    num_quantizers = codec.config.num_quantizers
     for step in range(num_steps):
-        starts = torch.randint(joined.shape[1] - length, (batch_size,), generator=generator)
-        mel = torch.stack([joined[:, start : start + length] for start in starts.tolist()])
-        z = codec.latents(mel)
-        flat = z.transpose(1, 2).flatten(0, 1)
+        patches = drawn(batch_size)
+        with half:
+            z = codec.latents(patches)
+        flat = z.float().flatten(0, 1)
+        if step == 0:
+            codec.quantizer.start(flat)
         codes = codec.quantizer.learn(flat.detach())
-        used = int(torch.randint(1, codec.config.num_quantizers + 1, (), generator=generator)) if step % 2 else 16
+        used = int(torch.randint(1, num_quantizers + 1, (), generator=generator)) if step % 2 else num_quantizers
         quantized = codec.quantizer.decode(codes[:, :used])
         commitment = F.mse_loss(flat, codec.quantizer.decode(codes).detach())
         passed = flat + (quantized - flat).detach()
-        made = codec.mels(passed.view(len(mel), window, -1).transpose(1, 2))
-        difference = (made - mel) / codec.std
-        loss = difference.abs().mean() + 0.5 * difference.square().mean() + 0.25 * commitment
-        loss.backward()
+        with half:
+            made = codec.decoded(passed.view_as(z))
+        difference = made.float() - patches
+        (mel_error(difference) + 0.25 * commitment).backward()
         torch.nn.utils.clip_grad_norm_(codec.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import random
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,12 @@ from torch.utils.data import DataLoader
 
 import keepstep
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path[:0] = map(str, Path(__file__).resolve().parents[:2])
 from audio import load_audio  # noqa: E402
 from batches import FrameBatches  # noqa: E402
-from data import Utterances, split_by_text  # noqa: E402
-from layout import Batch, Vocabulary, collate  # noqa: E402
+from data import split_by_text  # noqa: E402
+from guided import BaseModel, GuidedUtterances, collate_guided, fewer_kernels, table_of  # noqa: E402
+from layout import Vocabulary  # noqa: E402
 from mel_codec import (  # noqa: E402
     SAMPLE_RATE_HZ,
     MelCodecConfig,
@@ -39,76 +42,102 @@ from mel_codec import (  # noqa: E402
     save_codec,
     train_codec,
 )
-from model import VoiceModel  # noqa: E402
 from qwen import import_qwen_tts  # noqa: E402
 from rows import Row  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tiny import build_text_tokenizer, save_model, speaker_encoder_settings, special_ids, talker_settings  # noqa: E402
 from train import groups, rising_then_cosine, validate  # noqa: E402
 
-REFERENCE_S, REFERENCES = 2.5, 64
-ENCODED_AT_ONCE = 128
-CODES, VOICES, ABOUT = "codes.npz", "references.pt", "corpus.json.gz"
-SPEAKER_SLOT = 6
-"""Where the speaker's embedding stands, without a language: three role tokens and three of the tag come before."""
+REFERENCE_S, REFERENCES = 2.0, 16
+ENCODED_AT_ONCE = 16
+CODES, VOICES, ABOUT, WEIGHTS = "codes.npz", "references.pt", "corpus.json.gz", "base.safetensors"
+GENERATION = {"max_new_tokens": 400, "repetition_penalty": 1.0, "temperature": 0.6, "subtalker_dosample": False}
+"""A small model is unsure of fine detail, and drawing it at random makes noise of it; codes are few, so they recur."""
 
 
 # -- the codec, and the corpus in its codes ---------------------------------------------------------------------------
 
 
 def read_corpus(folders: Sequence[Path]) -> Iterator[tuple[Row, np.ndarray]]:
-    for path in sorted(path for folder in folders for path in folder.glob("*.npy")):
-        wavs, at = np.load(path), 0
-        with gzip.open(path.with_suffix("").with_suffix(".json.gz"), "rt") as file:
-            rows = json.load(file)
-        for row in rows:
-            yield row, wavs[at : at + row["samples"]]
-            at += row["samples"]
+    for path in corpus_files(folders):
+        yield from read_utterances(path)
+
+
+def corpus_files(folders: Sequence[Path]) -> list[Path]:
+    return sorted(path for folder in folders for path in folder.glob("*.npy"))
+
+
+def read_utterances(path: Path) -> Iterator[tuple[Row, np.ndarray]]:
+    wavs, at = np.load(path), 0
+    with gzip.open(path.with_suffix(".json.gz"), "rt") as file:
+        rows = json.load(file)
+    for row in rows:
+        yield row, wavs[at : at + row["samples"]]
+        at += row["samples"]
 
 
 def make_codec(args: argparse.Namespace) -> None:
     """Trains the codec on some of the corpus, and on recordings of real people if there are any."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     drawn = random.Random(0)
-    chosen = [to_mel(wav, device) for _, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
-    chosen += [to_mel(wav, device) for wav in read_recordings(args.recordings)] * args.recordings_times
-    codec = train_codec(chosen, args.codec_steps, device, args.codec_batch, codebook_size=args.codebook_size)
+    chosen = [to_mel(wav) for _, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
+    chosen += [to_mel(wav) for wav in read_recordings(args.recordings)] * args.recordings_times
+    settings = MelCodecConfig(args.codebook_size, args.codebooks, args.codec_width)
+    codec = train_codec(chosen, args.codec_steps, device, args.codec_batch, settings=settings)
     save_codec(codec, args.output / "speech_tokenizer")
 
 
 def encode_corpus(args: argparse.Namespace) -> None:
     """The corpus in the codec's codes, and for each speaker pieces to hear the voice from."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    codec = MelCodecModel.from_pretrained(args.output / "speech_tokenizer").to(device).eval()
-    rows, codes, references = [], [], defaultdict(list)
-    waiting: list[Tensor] = []
-
-    @torch.no_grad()
-    def encode_waiting() -> list[np.ndarray]:
-        encoded = [one.cpu().numpy().astype(np.int16) for one in codec.encode_mels(waiting)]
-        waiting.clear()
-        return encoded
-
-    for row, wav in read_corpus(args.corpus):
-        if not SAMPLE_RATE_HZ <= len(wav) < 14 * SAMPLE_RATE_HZ:
-            continue
-        waiting.append(to_mel(wav, device))
-        rows.append(row)
-        if len(waiting) == ENCODED_AT_ONCE:
-            codes += encode_waiting()
-        if len(references[row["speaker"]]) < REFERENCES and len(wav) >= REFERENCE_S * SAMPLE_RATE_HZ:
-            piece = wav[: int(REFERENCE_S * SAMPLE_RATE_HZ)].astype(np.float32) / 32768
-            references[row["speaker"]].append(speaker_mel(piece).half())
-    codes += encode_waiting() if waiting else []
-    np.savez(args.output / CODES, codes=np.concatenate(codes), lengths=np.array([len(one) for one in codes]))
-    torch.save({name: torch.stack(pool) for name, pool in references.items() if pool}, args.output / VOICES)
+    rows: list[Row] = []
+    codes: list[np.ndarray] = []
+    paths = corpus_files(args.corpus)
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for own_rows, own_codes in pool.map(encode_file, paths, [args.output] * len(paths), chunksize=4):
+            rows += own_rows
+            codes += own_codes
+    np.savez_compressed(args.output / CODES, codes=np.concatenate(codes), lengths=np.array([len(one) for one in codes]))
+    references = references_of(args.corpus, {row["speaker"] for row in rows})
+    torch.save(references, args.output / VOICES)
     with gzip.open(args.output / ABOUT, "wt") as file:
         json.dump(rows, file)
+    tokenizer = build_text_tokenizer(" ".join(row["text"] for row in rows), args.vocab_size)
+    tokenizer.save_pretrained(args.output)
     print(f"{len(rows):,} utterances, {sum(map(len, codes)):,} frames, {len(references)} speakers")
 
 
-def to_mel(wav: np.ndarray, device: torch.device) -> Tensor:
-    return mel_spectrogram(torch.from_numpy(wav.astype(np.float32) / 32768).to(device))
+@cache
+def load_base_codec(folder: Path) -> MelCodecModel:
+    return MelCodecModel.from_pretrained(folder / "speech_tokenizer").eval()
+
+
+@torch.no_grad()
+def encode_file(path: Path, base: Path) -> tuple[list[Row], list[np.ndarray]]:
+    """(rows, codes) of one file of the corpus."""
+    said = [(row, wav) for row, wav in read_utterances(path) if SAMPLE_RATE_HZ <= len(wav) < 14 * SAMPLE_RATE_HZ]
+    codes: list[Tensor] = []
+    for at in range(0, len(said), ENCODED_AT_ONCE):
+        mels = [to_mel(wav) for _, wav in said[at : at + ENCODED_AT_ONCE]]
+        codes += load_base_codec(base).encode_mels(mels)
+    return [row for row, _ in said], [one.numpy().astype(np.int16) for one in codes]
+
+
+def references_of(folders: Sequence[Path], speakers: Iterable[str]) -> dict[str, Tensor]:
+    """Of each speaker the first pieces that are long enough; one who has none is left out."""
+    found: dict[str, list[Tensor]] = {speaker: [] for speaker in speakers}
+    num_samples = int(REFERENCE_S * SAMPLE_RATE_HZ)
+    for row, wav in read_corpus(folders):
+        own = found.get(row["speaker"])
+        if own is not None and len(own) < REFERENCES and len(wav) >= num_samples:
+            own.append(speaker_mel(wav[:num_samples].astype(np.float32) / 32768).half())
+            if all(len(pieces) == REFERENCES for pieces in found.values()):
+                break
+    return {speaker: torch.stack(pieces) for speaker, pieces in found.items() if pieces}
+
+
+def to_mel(wav: np.ndarray) -> Tensor:
+    return mel_spectrogram(torch.from_numpy(wav.astype(np.float32) / 32768))
 
 
 def read_recordings(folder: Path | None) -> Iterator[np.ndarray]:
@@ -139,42 +168,15 @@ def speaker_mel(wav: np.ndarray) -> Tensor:
 # -- talker, sub-talker, speaker encoder ------------------------------------------------------------------------------
 
 
-class BaseModel(VoiceModel):
-    """A voice model whose speaker is heard from another utterance, not looked up."""
-
-    def __init__(self, talker: nn.Module, speaker_encoder: nn.Module) -> None:
-        super().__init__(talker)
-        self.speaker_encoder = speaker_encoder
-
-    def codec_embeddings(self, batch: Batch) -> Tensor:
-        codec = super().codec_embeddings(batch)
-        speaker = self.speaker_encoder(batch["reference"].to(codec.dtype))
-        position = torch.arange(codec.shape[1], device=codec.device)[:, None]
-        return torch.where(position == SPEAKER_SLOT, speaker[:, None].to(codec.dtype), codec)
-
-
-class WithReference(Utterances):
-    """Utterances, each with a piece of another one of the same speaker."""
-
-    def __init__(self, rows: list[Row], tokenizer: Any, vocabulary: Vocabulary, pools: dict[str, Tensor]) -> None:
-        super().__init__(rows, tokenizer, vocabulary, dict.fromkeys(pools, 0), streaming=True)
-        self._pools = pools
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        pool = self._pools[self.rows[index]["speaker"]]
-        chosen = pool[int(torch.randint(len(pool), ()))]
-        return super().__getitem__(index) | {"reference": chosen.float()}
-
-
 def build(args: argparse.Namespace) -> tuple[Any, Any]:
     """(a whole Qwen3-TTS model, not yet trained; its text tokenizer)"""
-    num_codes = MelCodecConfig.from_pretrained(args.output / "speech_tokenizer").codebook_size
+    codec = MelCodecConfig.from_pretrained(args.output / "speech_tokenizer")
     import_qwen_tts()
     from qwen_tts.core.models import Qwen3TTSConfig, Qwen3TTSForConditionalGeneration
+    from transformers import Qwen2TokenizerFast
 
-    # Hardly more than single letters: what a small model has to learn is how they are pronounced.
-    tokenizer = build_text_tokenizer("", vocab_size=270)
-    talker = talker_settings(len(tokenizer), num_codes, 16, args.hidden_size, args.layers)
+    tokenizer = Qwen2TokenizerFast.from_pretrained(args.output)
+    talker = talker_settings(len(tokenizer), codec.codebook_size, codec.num_quantizers, args.hidden_size, args.layers)
     talker["code_predictor_config"] |= {
         "hidden_size": args.sub_talker_size,
         "intermediate_size": 3 * args.sub_talker_size,
@@ -184,7 +186,7 @@ def build(args: argparse.Namespace) -> tuple[Any, Any]:
     }
     config = Qwen3TTSConfig(
         talker_config=talker,
-        speaker_encoder_config=speaker_encoder_settings(args.hidden_size, channels=128),
+        speaker_encoder_config=speaker_encoder_settings(args.hidden_size, channels=64),
         tokenizer_type="qwen3_tts_tokenizer_12hz",
         tts_model_size="small",
         tts_model_type="base",
@@ -208,15 +210,26 @@ def train_talker(args: argparse.Namespace) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in train.py
     rows, pools = load_rows(args.output)
     whole, tokenizer = build(args)
+    if args.begin_with:
+        load_weights(whole, args.begin_with)
+    fewer_kernels()
     run.print(f"{sum(p.numel() for p in whole.parameters()) / 1e6:.1f} M parameters, {len(rows):,} utterances")
     train_rows, test_rows = split_by_text(rows, 0.01)
     vocabulary = Vocabulary.of(whole.config)
-    train_set = WithReference(train_rows, tokenizer, vocabulary, pools)
-    test_set = WithReference(test_rows[:512], tokenizer, vocabulary, pools)
+    references, pieces = table_of(pools)
+    train_set, test_set = (
+        GuidedUtterances(part, tokenizer, vocabulary, pieces) for part in (train_rows, test_rows[:512])
+    )
     batches = FrameBatches(train_set.num_frames, args.batch_frames)
-    options = {"collate_fn": collate, "num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
-    train, test = DataLoader(train_set, batch_sampler=batches, **options), DataLoader(test_set, 64, collate_fn=collate)
-    model: nn.Module = BaseModel(whole.talker, whole.speaker_encoder)
+    train = DataLoader(
+        train_set,
+        batch_sampler=batches,
+        collate_fn=collate_guided,
+        num_workers=args.num_workers,
+        persistent_workers=args.num_workers > 0,
+    )
+    test = DataLoader(test_set, 256, collate_fn=collate_guided)
+    model: nn.Module = BaseModel(whole.talker, whole.speaker_encoder, references, args.sub_talker_share)
     fused = run.device.type == "cuda"
     optimizer = torch.optim.AdamW(groups(model, 0.05), lr=args.learning_rate, betas=(0.9, 0.95), fused=fused)
     scheduler = LambdaLR(optimizer, rising_then_cosine(args.steps, 0.03))
@@ -234,42 +247,60 @@ def train_talker(args: argparse.Namespace) -> None:
             if run.step + 1 >= args.steps:
                 break
         figures = validate(run, model, test)
+        misread = validate(run, model, [batch | {"text_ids": batch["text_ids"].roll(1, 0)} for batch in test])
+        # What the words count for: how much worse it gets with the text of another utterance.
+        figures["validation_text"] = misread["validation_talker"] - figures["validation_talker"]
         run.log(**figures)
         run.print(" ".join(f"{name.removeprefix('validation_')} {value:.3f}" for name, value in figures.items()))
-    run.save("base.safetensors", {name: value.bfloat16() for name, value in model.state_dict().items()})
+        # After each epoch, so that one that is stopped has some as well.
+        run.save(WEIGHTS, {name: value.bfloat16() for name, value in model.state_dict().items()})
+
+
+def load_weights(whole: Any, run: Path) -> None:
+    state = load_file(run / "artifacts" / WEIGHTS)
+    whole.load_state_dict({name: value.float() for name, value in state.items()})
 
 
 def save_base(args: argparse.Namespace) -> None:
     whole, tokenizer = build(args)
-    state = load_file(args.run / "artifacts" / "base.safetensors")
-    whole.load_state_dict({name: value.float() for name, value in state.items()})
+    load_weights(whole, args.run)
     tokenizer.save_pretrained(args.output)
     save_model(whole, args.output)
+    (args.output / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n")
     print(f"written: {args.output}")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("stage", choices=("codec", "codes", "talker", "save"))
     add("--corpus", type=Path, nargs="+", default=[Path("corpus")])
     add("--output", type=Path, default=Path("base"))
-    add("--run", type=Path)
-    add("--codec-steps", type=int, default=6000)
+    add("--run", type=Path, help="of which `save` takes the weights")
+    add("--begin-with", type=Path, help="a run whose weights `talker` goes on from, with a schedule of its own")
+    add("--codec-steps", type=int, default=3000)
     add("--codec-batch", type=int, default=256, help="windows of 16 frames")
     add("--codec-share", type=float, default=0.2, help="of the corpus, for the codec")
-    add("--codebook-size", type=int, default=512)
+    add("--codebook-size", type=int, default=1024)
+    add("--codebooks", type=int, default=8)
+    add("--codec-width", type=int, default=512)
     add("--recordings", type=Path, help="a folder with recordings of real people, for the codec")
     add("--recordings-times", type=int, default=4, help="how often they count: there are few of them")
-    add("--steps", type=int, default=10_000)
-    add("--batch-frames", type=int, default=16_000)
+    add("--steps", type=int, default=5_000)
+    add("--batch-frames", type=int, default=28_000)
     add("--learning-rate", type=float, default=1e-3)
-    add("--hidden-size", type=int, default=384)
-    add("--layers", type=int, default=8)
+    add("--hidden-size", type=int, default=512)
+    add("--layers", type=int, default=6)
     add("--sub-talker-size", type=int, default=256)
     add("--sub-talker-layers", type=int, default=4)
+    add("--sub-talker-share", type=float, default=0.5, help="of the frames, that it is trained on each step")
+    add("--vocab-size", type=int, default=600, help="of text tokens; they must come in faster than they are said")
     add("--num-workers", type=int, default=0)
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
     {"codec": make_codec, "codes": encode_corpus, "talker": train_talker, "save": save_base}[args.stage](args)
 
 

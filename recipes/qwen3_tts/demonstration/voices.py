@@ -1,6 +1,6 @@
 """Makes speech of many voices with what installs offline: flite and espeak-ng (Debian), hibari (PyPI).
 
-python voices.py --output corpus --utterances 30000
+python voices.py --texts texts/train.txt --output corpus --utterances 30000
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import os
 import random
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ import numpy as np
 import soxr
 
 SAMPLE_RATE_HZ = 22_050
+TICK_S = 0.1
+"""How often a corpus says how far its speakers are in their texts."""
+PAUSE_S = 0.25
+"""Between two sentences."""
+QUIET = 0.02
+"""A moment with less of the loudest moment's level is a pause."""
 SHIFTS = (0.82, 0.88, 0.94, 1.07, 1.15, 1.24)
 """A voice played faster or slower has another pitch and another mouth: to the model, another speaker."""
 ESPEAK = tuple(f"en-us+{variant}" for variant in ("m1", "m2", "m3", "m4", "m7", "f1", "f2", "f3", "f4", "f5"))
@@ -45,48 +52,77 @@ class Voice:
 
 
 def all_voices() -> list[Voice]:
-    natural = [Voice("hibari", "heart", share=9), *(Voice("flite", name, share=4) for name in ("slt", "rms", "awb"))]
+    natural = [Voice("hibari", "heart", share=12), *(Voice("flite", name, share=4) for name in ("slt", "rms", "awb"))]
     shifted = [
-        Voice(voice.synthesiser, voice.name, shift, share=2 if voice.name == "heart" else 1)
+        Voice(voice.synthesiser, voice.name, shift, share=2 if voice.name == "heart" else 0.5)
         for voice in natural
         for shift in SHIFTS
     ]
-    robots = [Voice("flite", "kal16", share=1), *(Voice("espeak", name, share=0.4) for name in ESPEAK)]
+    robots = [Voice("flite", "kal16", share=0.5), *(Voice("espeak", name, share=0.15) for name in ESPEAK)]
     return [*natural, *shifted, *robots]
 
 
-def wordnet_sentences(folder: Path = Path("/usr/share/wordnet")) -> list[str]:
-    """WordNet's examples of use, 4 to 14 words: everyday English, free to use (Debian: wordnet-base)."""
-    files = sorted(folder.glob("data.*"))
-    if not files:
-        raise ValueError(f"{folder} has no WordNet: apt-get install wordnet-base, or give --texts FILE")
-    found: dict[str, str] = {}
-    for path in files:
-        for gloss in re.findall(r"\| (.*)", path.read_text(encoding="latin-1")):
-            for example in re.findall(r'"([^"]+)"', gloss):
-                text = example.strip().rstrip(";,")
-                if re.fullmatch(r"[A-Za-z',.?! -]+", text) and 4 <= len(text.split()) <= 14:
-                    text = text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
-                    found.setdefault(text.lower(), text)
-    return list(found.values())
+def chosen_voices(names: Sequence[str]) -> list[Voice]:
+    """Those that are named, with a share as large as the others'; all, if none is."""
+    known = {voice.speaker: voice for voice in all_voices()}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no voice {', '.join(unknown)}; there are {', '.join(known)}")
+    return [replace(known[name], share=1.0) for name in names] or list(known.values())
 
 
-def plan(texts: Sequence[str], num_utterances: int, seed: int = 0) -> Iterator[tuple[Voice, str]]:
-    """Who says what: a quarter of the utterances are two or three sentences, so that long ones are known too."""
+def plan(
+    texts: Sequence[str],
+    num_utterances: int,
+    seed: int = 0,
+    voices: Sequence[Voice] = (),
+    most_sentences: int = 3,
+    shuffled: float = 0.0,
+) -> Iterator[tuple[Voice, list[str]]]:
+    """Who says what: half of the utterances are two or three sentences, so that long ones are known too.
+
+    The share `shuffled` of them has its words in any order: what comes next is then known from the text alone.
+    """
     drawn = random.Random(seed)
-    voices = all_voices()
+    voices = voices or all_voices()
     total = sum(voice.share for voice in voices)
     for voice in voices:
         for _ in range(round(num_utterances * voice.share / total)):
-            count = drawn.choices((1, 2, 3), (75, 18, 7))[0]
-            yield voice, " ".join(drawn.sample(texts, count))
+            count = min(most_sentences, drawn.choices((1, 2, 3), (50, 32, 18))[0])
+            sentences = drawn.sample(texts, count)
+            yield voice, [_shuffled(one, drawn) for one in sentences] if drawn.random() < shuffled else sentences
 
 
-def synthesise(voice: Voice, text: str) -> tuple[np.ndarray, int]:
-    """(float32 samples, rate) of a text, its pauses at both ends cut to a tenth of a second."""
+def _shuffled(sentence: str, drawn: random.Random) -> str:
+    words = re.findall(r"[\w'-]+", sentence.lower())
+    return " ".join(drawn.sample(words, len(words))).capitalize() + "."
+
+
+def synthesise(voice: Voice, sentences: Sequence[str]) -> tuple[np.ndarray, int, list[int]]:
+    """(float32 samples, rate, characters said by each tick) of some sentences one after the other."""
     make = {"flite": _flite, "espeak": _espeak, "hibari": _hibari}[voice.synthesiser]
-    wav, rate = make(voice.name, text)
-    return _trimmed(wav, rate), round(rate * voice.shift)
+    wavs: list[np.ndarray] = []
+    said: list[np.ndarray] = []
+    num_said = 0
+    for sentence in sentences:
+        wav, made_at = make(voice.name, sentence)
+        wav, rate = _trimmed(wav, made_at), round(made_at * voice.shift)
+        if wavs:
+            pause = np.zeros(int(PAUSE_S * rate), np.float32)
+            wavs.append(pause)
+            said.append(np.full(len(pause), num_said))
+        wavs.append(wav)
+        said.append(num_said + characters_said(wav, len(sentence) + 1))
+        num_said += len(sentence) + 1
+    ticks = np.arange(0, sum(map(len, wavs)), TICK_S * rate).astype(int)
+    return np.concatenate(wavs), rate, np.concatenate(said)[ticks].astype(int).tolist()
+
+
+def characters_said(wav: np.ndarray, num_characters: int) -> np.ndarray:
+    """How many characters have been said by each sample: letters take the same time each, pauses take none."""
+    window = max(1, len(wav) // 200)
+    level = np.convolve(np.abs(wav), np.ones(window) / window, "same")
+    spoken = np.cumsum(level > QUIET * level.max())
+    return num_characters * spoken / max(1, spoken[-1])
 
 
 def _flite(name: str, text: str) -> tuple[np.ndarray, int]:
@@ -127,23 +163,23 @@ def _trimmed(wav: np.ndarray, rate: int) -> np.ndarray:
     return wav[max(0, loud[0] - margin) : loud[-1] + margin] if len(loud) else wav
 
 
-def _make_chunk(place: tuple[int, list[tuple[Voice, str]], str]) -> tuple[int, float]:
+def _make_chunk(place: tuple[int, list[tuple[Voice, list[str]]], str]) -> tuple[int, float]:
     """One file of CHUNK utterances: 16-bit samples end to end, with their lengths and texts beside."""
     number, chunk, folder = place
     rows, wavs = [], []
-    for voice, text in chunk:
-        wav = soxr.resample(*synthesise(voice, text), SAMPLE_RATE_HZ)
+    for voice, sentences in chunk:
+        made, rate, said = synthesise(voice, sentences)
+        wav = soxr.resample(made, rate, SAMPLE_RATE_HZ)
         wavs.append(np.clip(wav * 0.7 / max(1e-3, np.abs(wav).max()) * 32767, -32768, 32767).astype(np.int16))
-        rows.append({"speaker": voice.speaker, "text": text, "samples": len(wav)})
+        rows.append({"speaker": voice.speaker, "text": " ".join(sentences), "samples": len(wav), "said": said})
     np.save(Path(folder) / f"{number:05d}.npy", np.concatenate(wavs))
     with gzip.open(Path(folder) / f"{number:05d}.json.gz", "wt") as file:
         json.dump(rows, file)
     return len(rows), sum(row["samples"] for row in rows) / SAMPLE_RATE_HZ
 
 
-def make_corpus(output: Path, texts: Sequence[str], num_utterances: int, seed: int = 0) -> None:
+def make_corpus(output: Path, said: list[tuple[Voice, list[str]]], seed: int = 0) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    said = list(plan(texts, num_utterances, seed))
     random.Random(seed).shuffle(said)
     chunks = [(n, said[i : i + CHUNK], str(output)) for n, i in enumerate(range(0, len(said), CHUNK))]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -156,10 +192,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--utterances", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=0, help="another one says other texts")
-    parser.add_argument("--texts", type=Path, help="a sentence a line (default: WordNet's examples)")
+    parser.add_argument("--texts", type=Path, required=True, help="a sentence a line: train.txt of sentences.py")
+    parser.add_argument("--voices", nargs="+", default=[], help="as heart slt rms heart-0.88 (default: all)")
+    parser.add_argument("--most-sentences", type=int, default=3, help="in an utterance (default: %(default)s)")
+    parser.add_argument("--shuffled", type=float, default=0.25, help="of the utterances (default: %(default)s)")
     args = parser.parse_args(argv)
-    texts = args.texts.read_text().splitlines() if args.texts else wordnet_sentences()
-    make_corpus(args.output, texts, args.utterances, args.seed)
+    try:
+        voices = chosen_voices(args.voices)
+        texts = args.texts.read_text().splitlines()
+    except FileNotFoundError:
+        sys.exit(f"voices.py: {args.texts} is not there; sentences.py writes a train.txt")
+    except ValueError as error:
+        sys.exit(f"voices.py: {error}")
+    said = list(plan(texts, args.utterances, args.seed, voices, args.most_sentences, args.shuffled))
+    make_corpus(args.output, said, args.seed)
 
 
 if __name__ == "__main__":
