@@ -36,6 +36,43 @@ shift
 exec bash -c "$*"
 """
 
+IN_A_HURRY = """
+# Ends train_ddp.py again and again while gloo's threads, on the one core that they share with it, come last of all.
+import os, socket, sys, time
+from pathlib import Path
+import train_ddp
+
+begin = train_ddp.dist.init_process_group
+
+def begin_with_slow_threads(*words, **named):
+    begin(*words, **named)
+    for _ in range(100):  # they take their name once they run
+        threads = [path for path in Path("/proc/self/task").iterdir() if "gloo_runloop" in (path / "comm").read_text()]
+        if threads:
+            break
+        time.sleep(0.1)
+    assert threads, "gloo's threads have another name now"
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    for thread in threads:
+        os.sched_setaffinity(int(thread.name), os.sched_getaffinity(0))
+        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+
+train_ddp.dist.init_process_group = begin_with_slow_threads
+is_worker, codes = False, []
+for _ in range(12):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    worker = os.fork()
+    if is_worker := worker == 0:
+        break
+    codes.append(os.waitpid(worker, 0)[1])
+if is_worker:
+    train_ddp.main()  # and then Python ends, as it does after the script
+else:
+    print(codes)
+"""
+
 
 def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
     assert len(one) == len(other) == 2
@@ -66,6 +103,16 @@ def test_losses_are_the_same_in_keepstep(run_lesson: Runner, tmp_path: Path) -> 
     launcher = (*KEEPSTEP, "--storage", str(tmp_path))
     done_well(run_lesson(LESSON, "train_keepstep.py", *settings, "--order", "torch", launcher=launcher))
     same(read(tmp_path / "ddp"), read_run(tmp_path / "keepstep", num_samples=230, batch_size=50))
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="threads can be made to come last on Linux only")
+def test_a_worker_that_has_done_its_work_ends_well(run_lesson: Runner, tmp_path: Path) -> None:
+    """If it waits for Python to be taken down, a third of them abort."""
+    (tmp_path / "in_a_hurry.py").write_text(IN_A_HURRY)
+    small = ("--epochs", 1, "--limit", 8, "--batch-size", 4, "--output", tmp_path / "out")
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(WORKSHOP / LESSON)}
+    done = run_lesson(LESSON, tmp_path / "in_a_hurry.py", *small, **environment)
+    assert done.stdout.splitlines()[-1] == str([0] * 12), done.stderr
 
 
 def test_the_steps_are_counted() -> None:

@@ -97,6 +97,10 @@ def train_worker(args: argparse.Namespace) -> None:
     if rank == 0:  # [9]
         torch.save(model.module.state_dict(), Path(args.output) / "model.pt")
     dist.destroy_process_group()  # [2]
+    # A thread of gloo's may still hold a tensor while Python is taken down, and then aborts the process: a worker that
+    # has done its work would be reported as failed. So it leaves at once.
+    sys.stdout.flush()  # [2]
+    os._exit(0)  # [2]
 
 
 def spawned_worker(rank: int, args: argparse.Namespace) -> None:  # [1]
