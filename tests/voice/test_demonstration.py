@@ -117,8 +117,9 @@ def test_no_sentence_is_in_two_files_and_held_out_words_are_known(tmp_path: Path
     (tmp_path / "data.noun").write_text(gloss)
     everyday = sentences.everyday_sentences(tmp_path)
     assert everyday[0] == "A red dog stood by the dog." and len(everyday) == 2 * len(NOUNS) ** 2 + 1
-    monkeypatch.setattr(sentences, "TARGET", {"everyday": 30, "simple": 40})
-    files = sentences.divided(everyday, sentences.simple_sentences(200))
+    files = sentences.divided(everyday, sentences.simple_sentences(200), target_everyday=30, target_simple=40)
+    train_simple = files.pop("train_simple.txt")
+    assert len(train_simple) == 140 and set(train_simple) < set(files["train.txt"])
     assert {name: len(texts) for name, texts in files.items()} == {
         "train.txt": len(everyday) - 20 - 30 + 140,
         "target.txt": 70,
@@ -130,7 +131,8 @@ def test_no_sentence_is_in_two_files_and_held_out_words_are_known(tmp_path: Path
     assert "ibex" not in known
     assert all(known.issuperset(sentences.words_of(text)) for text in files["held_out_everyday.txt"])
     monkeypatch.setattr(sentences, "everyday_sentences", lambda: everyday)
-    sentences.main(["--output", str(tmp_path / "texts")])
+    given = ["--target-everyday", "30", "--target-simple", "40"]
+    sentences.main(["--output", str(tmp_path / "texts"), *given])
     assert (tmp_path / "texts" / "target.txt").read_text().count("\n") == 70
 
 

@@ -45,6 +45,7 @@ from mel_codec import (  # noqa: E402
 from qwen import import_qwen_tts  # noqa: E402
 from rows import Row  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from sources import find_files  # noqa: E402
 from tiny import build_text_tokenizer, save_model, speaker_encoder_settings, special_ids, talker_settings  # noqa: E402
 from train import groups, rising_then_cosine, validate  # noqa: E402
 
@@ -80,8 +81,12 @@ def make_codec(args: argparse.Namespace) -> None:
     """Trains the codec on some of the corpus, and on recordings of real people if there are any."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     drawn = random.Random(0)
-    chosen = [to_mel(wav) for _, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
-    chosen += [to_mel(wav) for wav in read_recordings(args.recordings)] * args.recordings_times
+    try:
+        recordings = find_files(args.recordings, args.output)[0] if args.recordings else []
+    except ValueError as error:
+        sys.exit(f"pretrain.py: {error}")
+    chosen = [to_mel(wav) for wav in map(read_recording, recordings)] * args.recordings_times
+    chosen += [to_mel(wav) for _, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
     settings = MelCodecConfig(args.codebook_size, args.codebooks, args.codec_width)
     codec = train_codec(chosen, args.codec_steps, device, args.codec_batch, settings=settings)
     save_codec(codec, args.output / "speech_tokenizer")
@@ -140,10 +145,9 @@ def to_mel(wav: np.ndarray) -> Tensor:
     return mel_spectrogram(torch.from_numpy(wav.astype(np.float32) / 32768))
 
 
-def read_recordings(folder: Path | None) -> Iterator[np.ndarray]:
-    """Recordings as the corpus has its utterances: 16-bit samples at 22,050 Hz."""
-    for path in sorted(folder.rglob("*.*")) if folder else ():
-        yield (load_audio(path, SAMPLE_RATE_HZ) * 32767).astype(np.int16)
+def read_recording(path: Path) -> np.ndarray:
+    """As the corpus has its utterances: 16-bit samples at 22,050 Hz."""
+    return (load_audio(path, SAMPLE_RATE_HZ) * 32767).astype(np.int16)
 
 
 def speaker_mel(wav: np.ndarray) -> Tensor:

@@ -1,6 +1,6 @@
 """What is said: everyday sentences of WordNet, and simple ones of 67 words; no sentence is in two of the files.
 
-python sentences.py --output texts      # train.txt, target.txt, held_out_everyday.txt, held_out_simple.txt
+python sentences.py --output texts      # train.txt, train_simple.txt, target.txt, held_out_everyday.txt, ..._simple.txt
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ WORDS = {
     "time": "today tomorrow now again tonight later soon slowly",
 }
 SIMPLE = 6_500
-TARGET = {"everyday": 700, "simple": 240}
-"""How many sentences the target voice is trained on."""
 HELD_OUT = 20
 KNOWN = 3
 """A held-out everyday sentence has words that this many others have, at least: it asks for reading, not for names."""
@@ -77,16 +75,19 @@ def known_words(texts: Sequence[str]) -> set[str]:
     return {word for word, count in counts.items() if count > KNOWN}
 
 
-def divided(everyday: Sequence[str], simple: Sequence[str], seed: int = 0) -> dict[str, list[str]]:
-    """The sentences of each file."""
+def divided(
+    everyday: Sequence[str], simple: Sequence[str], target_everyday: int, target_simple: int, seed: int = 0
+) -> dict[str, list[str]]:
+    """The sentences of each file; the target voice is trained on so many of each kind."""
     everyday = random.Random(seed).sample(list(everyday), len(everyday))
     known = known_words(everyday)
     held_out = [text for text in everyday if len(words_of(text)) <= 10 and known.issuperset(words_of(text))][:HELD_OUT]
     others = [text for text in everyday if text not in held_out]
-    num_everyday, num_simple = TARGET["everyday"], TARGET["simple"]
+    train_simple = simple[HELD_OUT + target_simple :]
     return {
-        "train.txt": [*others[num_everyday:], *simple[HELD_OUT + num_simple :]],
-        "target.txt": [*others[:num_everyday], *simple[HELD_OUT : HELD_OUT + num_simple]],
+        "train.txt": [*others[target_everyday:], *train_simple],
+        "train_simple.txt": list(train_simple),
+        "target.txt": [*others[:target_everyday], *simple[HELD_OUT : HELD_OUT + target_simple]],
         "held_out_everyday.txt": held_out,
         "held_out_simple.txt": list(simple[:HELD_OUT]),
     }
@@ -95,13 +96,16 @@ def divided(everyday: Sequence[str], simple: Sequence[str], seed: int = 0) -> di
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--target-everyday", type=int, default=700, help="for the target voice (default: %(default)s)")
+    parser.add_argument("--target-simple", type=int, default=240, help="for the target voice (default: %(default)s)")
     args = parser.parse_args(argv)
     try:
         everyday = everyday_sentences()
     except ValueError as error:
         sys.exit(f"sentences.py: {error}")
     args.output.mkdir(parents=True, exist_ok=True)
-    files = divided(everyday, simple_sentences(SIMPLE + TARGET["simple"] + HELD_OUT))
+    simple = simple_sentences(SIMPLE + args.target_simple + HELD_OUT)
+    files = divided(everyday, simple, args.target_everyday, args.target_simple)
     for name, texts in files.items():
         (args.output / name).write_text("\n".join(texts) + "\n")
     print(f"{', '.join(f'{len(texts):,} in {name}' for name, texts in files.items())} in {args.output}")
