@@ -47,8 +47,11 @@ def end() -> None:
 
 
 def has_begun() -> bool:
-    """Whether the current run has come to its steps."""
-    return _current is not None and _current.has_begun
+    """Whether the current run has come to its steps, now or in an earlier attempt."""
+    job = Job.from_environment()
+    if job is not None and job.replay_until > 0:
+        return True
+    return _current is not None and (_current.has_begun or _current.step > 0)
 
 
 def abandon() -> Run | None:

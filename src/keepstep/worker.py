@@ -32,7 +32,7 @@ def execute(target: Target) -> Any:
         return _execute(target)
     except SystemExit as leaving:
         if isinstance(leaving.code, str) and not current.has_begun():
-            raise ScriptRefused(leaving.code) from None
+            raise ScriptRefused(leaving.code).with_traceback(leaving.__traceback__) from None
         raise
 
 

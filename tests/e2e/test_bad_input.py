@@ -92,9 +92,11 @@ def test_a_script_that_says_what_is_wrong_is_shown_as_it_says_it(
 
 
 def test_words_in_the_middle_of_training_are_a_failure(keepstep: Keepstep, tmp_path: Path) -> None:
+    """Also when they are the first that an attempt says which goes on from a checkpoint."""
     leaving = script(tmp_path, body="if run.step == 2: sys.exit('the data server is gone')")
-    done = keepstep("run", "--max-failures", "0", leaving)
+    done = keepstep("run", "--checkpoint-every", "1", "--max-failures", "3", leaving)
     assert done.returncode == 1 and "the data server is gone" in done.stderr
+    assert "twice" in done.stderr
 
 
 def test_loop_that_never_calls_steps(keepstep: Keepstep, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -17,7 +18,7 @@ from keepstep.engines.inprocess import InProcess
 from keepstep.errors import ConfigError, ScriptRefused
 from keepstep.failure import WorkerFailure
 from keepstep.folder import RunFolder
-from keepstep.job import PICKLED, Target
+from keepstep.job import JOB, PICKLED, Job, Target
 from keepstep.observe.recovery import Death
 from keepstep.worker import execute, user_traceback
 
@@ -232,6 +233,13 @@ def test_words_that_a_script_leaves_with_before_its_first_step_are_all_that_is_s
 def test_words_in_the_middle_of_training_are_a_failure_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(current, "has_begun", lambda: True)
+    leaving = Target(script(tmp_path, "import sys; sys.exit('the data server is gone')"))
+    restored = SimpleNamespace(has_begun=False, step=500)  # what it said of itself when the loop's body left
+    monkeypatch.setattr(current, "_current", restored)
     with pytest.raises(SystemExit):
-        execute(Target(script(tmp_path, "import sys; sys.exit('the data server is gone')")))
+        execute(leaving)
+    monkeypatch.setattr(current, "_current", None)  # while it loads, after an attempt that made steps
+    job = Job(settings={}, name="run", hearts=str(tmp_path), in_process=False, replay_until=500)
+    monkeypatch.setenv(JOB, job.to_json())
+    with pytest.raises(SystemExit):
+        execute(leaving)

@@ -30,7 +30,8 @@ _GROWN_BYTES = 64 * 2**20
 _GROWN_SHARE = 0.05
 _GROWTH_SAMPLES = 8
 _GROWTH_STEPS = 300
-"""Where batches differ in shape, an allocator's blocks grow in a straight line for a hundred steps, then no more."""
+"""Where batches differ in shape, an allocator's blocks grow in a straight line for a hundred steps, then no more: so
+many are waited for, if memory lasts so long."""
 _SLOWER = 2.0
 
 
@@ -74,12 +75,14 @@ class _Growth:
             del self.samples[1::2]
 
     def slope(self, free: float) -> tuple[float, float] | None:
-        """Bytes a second and bytes a step, if it grows steadily; where little is free, that is said earlier."""
+        """Bytes a second and bytes a step, if it grows steadily; `free`: what it may still take."""
         if len(self.samples) < _GROWTH_SAMPLES:
             return None
         sizes = [size for _, _, size in self.samples]
         grown, steps = sizes[-1] - sizes[0], self.samples[-1][1] - self.samples[0][1]
-        if grown < max(_GROWN_BYTES, _GROWN_SHARE * sizes[0]) or (steps < _GROWTH_STEPS and grown < free):
+        if grown < max(_GROWN_BYTES, _GROWN_SHARE * sizes[0]):
+            return None
+        if steps < _GROWTH_STEPS and grown * (_GROWTH_STEPS - steps) < free * steps:
             return None
         moments = [moment for moment, _, _ in self.samples]
         middle = next(n for n, moment in enumerate(moments) if moment >= (moments[0] + moments[-1]) / 2)
@@ -188,7 +191,8 @@ class Health:
         for (rank, place), growth in sorted(self._growth.items()):
             vitals = self._history[rank][-1].reading.vitals
             free = vitals.host_free if place == "host" else vitals.device_free
-            slope = growth.slope(free)
+            # All workers may be on one machine, and all may leak.
+            slope = growth.slope(free / len(self._history) if place == "host" else free)
             if slope is None:
                 continue
             by_second, by_step = slope

@@ -112,8 +112,11 @@ def test_blocks_that_an_allocator_adds_while_shapes_are_new_are_none() -> None:
 def test_a_leak_of_slow_steps_is_told_later_but_before_memory_is_gone() -> None:
     (verdict,) = watch([steady(step_s=1.0, grows=lambda now: 10 * MB * now)], seconds=330.0)
     assert verdict.kind == "leak" and watch([steady(step_s=1.0, grows=lambda now: 10 * MB * now)], seconds=250.0) == []
-    (verdict,) = watch([steady(step_s=1.0, device=lambda now: 30 * MB * now)], seconds=60.0)  # of which 1 GB is free
+    (verdict,) = watch([steady(step_s=1.0, device=lambda now: 30 * MB * now)], seconds=30.0)  # of which 1 GB is free
     assert "device memory of rank 0 grows" in verdict.text
+    # 8 GB are free: enough for one that leaks so for 300 steps, and not for eight.
+    all_leak = watch([steady(step_s=1.0, grows=lambda now: 10 * MB * now)] * 8, seconds=100.0)
+    assert {verdict.kind for verdict in all_leak} == {"leak"} and len(all_leak) == 8
 
 
 def test_steps_that_become_slower_are_noticed_with_their_phase() -> None:
