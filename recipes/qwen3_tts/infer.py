@@ -197,7 +197,8 @@ def _wavs(generated: tuple[list[Any], int]) -> list[Wav]:
 def _model_identity(path_or_id: str) -> list[Any]:
     """Tells one export from the next at the same place, without reading gigabytes."""
     folder = local_folder(path_or_id)
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors")]
+    files = folder.rglob("*.safetensors")  # the codec's, too
+    stats = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return [str(folder.resolve()), (folder / "config.json").read_text(encoding="utf-8"), sorted(stats)]
 
 

@@ -237,18 +237,25 @@ def test_a_voice_is_heard_from_its_own_pieces(heard: tuple[Any, Any, Batch]) -> 
     assert "references" not in model.state_dict()
 
 
-def test_fewer_kernels_make_the_same(heard: tuple[Any, Any, Batch], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def shipped_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Qwen3-TTS's own module; what fewer_kernels replaces in it is put back when the test is over."""
     from qwen_tts.core.models import modeling_qwen3_tts as modeling
 
-    model, _, batch = heard
-    # Put back when the test is over.
     monkeypatch.setattr(modeling.Qwen3TTSRMSNorm, "forward", modeling.Qwen3TTSRMSNorm.forward)
     monkeypatch.setattr(modeling, "apply_multimodal_rotary_pos_emb", modeling.apply_multimodal_rotary_pos_emb)
+    return modeling
+
+
+def test_fewer_kernels_make_the_same(
+    heard: tuple[Any, Any, Batch], shipped_kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, batch = heard
     with torch.no_grad():
         as_shipped = model.eval()(batch)
         guided.fewer_kernels()
         torch.testing.assert_close(model(batch), as_shipped)
-        monkeypatch.setattr(modeling, "rotate_half", torch.zeros_like)  # it is these that run
+        monkeypatch.setattr(shipped_kernels, "rotate_half", torch.zeros_like)  # it is these that run
         assert (model(batch).talker != as_shipped.talker).all()
 
 
@@ -304,6 +311,7 @@ def test_guidance_is_part_of_what_is_trained_and_of_nothing_else(
         added = sum(guided.guidance(model.talker.model, number, made[number], batch) for number in model._guided_layers)
     torch.testing.assert_close(trained.talker - plain.talker, guided.GUIDANCE_WEIGHT * added)
     torch.testing.assert_close(trained.sub_talker, plain.sub_talker)
+    monkeypatch.setattr(model, "_sub_talker_share", 0.1)  # of the one frame that stands for nothing, too
     nothing = model({name: value[:0] for name, value in batch.items()})  # a worker's share of a small batch
     assert [len(part) for part in nothing] == [0, 0, 0, 0]
 
@@ -322,11 +330,14 @@ def test_past_frames_are_left_out_in_training_alone_and_never_the_text(heard: tu
     torch.testing.assert_close(trained[changed], text[changed])
 
 
-def test_a_share_of_the_frames_stands_for_all_of_them(heard: tuple[Any, Any, Batch]) -> None:
+def test_a_share_of_the_frames_stands_for_all_of_them(
+    heard: tuple[Any, Any, Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, _, batch = heard
+    monkeypatch.setattr(guided, "FORGOTTEN", 0.0)  # else that is random, too
+    monkeypatch.setattr(model, "_sub_talker_share", 0.5)
     with torch.no_grad():
         everything = model.eval()(batch).sub_talker.sum()
-        model._sub_talker_share = 0.5
         assert model(batch).sub_talker.sum() == everything  # not in training
         model.train()
         some = torch.stack([model(batch).sub_talker.sum() for _ in range(12)])
@@ -334,7 +345,10 @@ def test_a_share_of_the_frames_stands_for_all_of_them(heard: tuple[Any, Any, Bat
     assert some.mean() == pytest.approx(float(everything), rel=0.1)
 
 
-def test_a_base_model_from_nothing_is_one_that_every_stage_takes(base: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_base_model_from_nothing_is_one_that_every_stage_takes(
+    base: Path, tmp_path: Path, shipped_kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = shipped_kernels.apply_multimodal_rotary_pos_emb, shipped_kernels.Qwen3TTSRMSNorm.forward
     monkeypatch.chdir(tmp_path)
     pretrain.main(["talker", "--output", str(base), "--steps", "4", "--batch-frames", "200", *SMALL])
     current.end()
@@ -348,6 +362,8 @@ def test_a_base_model_from_nothing_is_one_that_every_stage_takes(base: Path, tmp
     first, second = (load_file(folder / "artifacts" / pretrain.WEIGHTS) for folder in (run, other))
     assert first.keys() == second.keys() and all((first[name] == second[name]).all() for name in first)
     pretrain.main(["save", "--output", str(base), "--run", str(run), *SMALL])
+    # Users' generation has no replaced kernels.
+    shipped_kernels.apply_multimodal_rotary_pos_emb, shipped_kernels.Qwen3TTSRMSNorm.forward = shipped
     # The vocoder's weights are a large package of their own: here frames only need to become as much audio.
     monkeypatch.setattr(mel_codec, "load_vocoder", lambda: torch.nn.Upsample(scale_factor=256))
     model = load_voice_model(str(base), "cpu")
@@ -371,7 +387,7 @@ def test_the_last_texts_of_a_voice_are_held_out(tmp_path: Path) -> None:
     target.main(["lj", "--speech", str(tmp_path / "speech"), "--output", str(tmp_path / "lj")])
     with (tmp_path / "lj" / "transcripts.csv").open(newline="") as file:
         trained = list(csv.DictReader(file))
-    held_out = [json.loads(line) for line in (tmp_path / "lj" / "held_out.jsonl").read_text().splitlines()]
+    held_out = read_rows(tmp_path / "lj" / "held_out.jsonl")
     assert [row["text"] for row in trained] == [f'Text {number}, as "said".' for number in range(5)]
     assert [Path(row["audio"]).read_bytes() for row in held_out] == [bytes([number]) for number in range(5, 25)]
     assert {path.name for path in (tmp_path / "lj" / "recordings").iterdir()} == {row["audio"] for row in trained}
@@ -386,7 +402,7 @@ def test_joe_says_each_file_of_sentences(tmp_path: Path, monkeypatch: Any) -> No
     target.main(["joe", "--texts", str(tmp_path / "texts"), "--output", str(tmp_path / "joe")])
     assert (tmp_path / "joe" / "transcripts.csv").read_text().split() == ["audio,text", "A.wav,A.", "B.wav,B."]
     for name in ("held_out_everyday", "held_out_simple"):
-        (row,) = [json.loads(line) for line in (tmp_path / "joe" / f"{name}.jsonl").read_text().splitlines()]
+        (row,) = read_rows(tmp_path / "joe" / f"{name}.jsonl")
         assert row["text"] == files[name][0] and row["audio"].endswith(f"{name}/{row['text'][0]}.wav")
 
 

@@ -147,6 +147,11 @@ def test_what_is_there_is_kept_until_something_changes(
     Path(before[1]["base"]).unlink()
     infer(flags)
     assert "base: 1 of 3 still to say" in capsys.readouterr().out
+    codec = Path(flags["--voice"]) / "speech_tokenizer" / "model.safetensors"
+    codec.touch()
+    infer(flags)
+    said = capsys.readouterr().out
+    assert "base: 0 of 3 still to say" in said and "fine_tuned: 3 of 3 still to say" in said
     infer(flags | {"--max-new-tokens": "5"})
     assert "base: 3 of 3 still to say" in capsys.readouterr().out
 

@@ -50,9 +50,9 @@ class BaseModel(VoiceModel):
         self._guidance: Any = None
 
     def forward(self, batch: Batch) -> Losses:
-        if not self.training or not len(batch["length"]):
-            return super().forward(batch)
         losses = super().forward(batch)
+        if not self.training or not len(batch["length"]):
+            return losses
         guided = losses.talker + GUIDANCE_WEIGHT * self._guidance
         self._guidance = None  # it holds the whole step
         return losses._replace(talker=guided, sub_talker=losses.sub_talker / self._sub_talker_share)
@@ -69,7 +69,8 @@ class BaseModel(VoiceModel):
     def frames_learnt(self, batch: Batch) -> Tensor:
         learnt = super().frames_learnt(batch)
         if self.training and self._sub_talker_share < 1:
-            learnt = learnt & (torch.rand(learnt.shape, device=learnt.device) < self._sub_talker_share)
+            some = learnt & (torch.rand(learnt.shape, device=learnt.device) < self._sub_talker_share)
+            return some if some.any() else learnt
         return learnt
 
     def codec_embeddings(self, batch: Batch) -> Tensor:

@@ -45,7 +45,7 @@ from mel_codec import (  # noqa: E402
 from qwen import import_qwen_tts  # noqa: E402
 from rows import Row  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from sources import find_files  # noqa: E402
+from sources import SUFFIXES  # noqa: E402
 from tiny import build_text_tokenizer, save_model, speaker_encoder_settings, special_ids, talker_settings  # noqa: E402
 from train import groups, rising_then_cosine, validate  # noqa: E402
 
@@ -65,7 +65,10 @@ def read_corpus(folders: Sequence[Path]) -> Iterator[tuple[Row, np.ndarray]]:
 
 
 def corpus_files(folders: Sequence[Path]) -> list[Path]:
-    return sorted(path for folder in folders for path in folder.glob("*.npy"))
+    files = sorted(path for folder in folders for path in folder.glob("*.npy"))
+    if not files:
+        sys.exit(f"pretrain.py: {', '.join(map(str, folders))} has no corpus; voices.py makes one")
+    return files
 
 
 def read_utterances(path: Path) -> Iterator[tuple[Row, np.ndarray]]:
@@ -81,11 +84,15 @@ def make_codec(args: argparse.Namespace) -> None:
     """Trains the codec on some of the corpus, and on recordings of real people if there are any."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     drawn = random.Random(0)
-    try:
-        recordings = find_files(args.recordings, args.output)[0] if args.recordings else []
-    except ValueError as error:
-        sys.exit(f"pretrain.py: {error}")
-    chosen = [to_mel(wav) for wav in map(read_recording, recordings)] * args.recordings_times
+    recordings = (
+        [path for path in sorted(args.recordings.rglob("*")) if path.suffix.lower() in SUFFIXES]
+        if args.recordings
+        else []
+    )
+    if args.recordings and not recordings:
+        sys.exit(f"pretrain.py: {args.recordings} holds no recordings ({', '.join(SUFFIXES)})")
+    wavs = (torch.from_numpy(load_audio(path, SAMPLE_RATE_HZ)) for path in recordings)
+    chosen = [mel_spectrogram(wav) for wav in wavs] * args.recordings_times
     chosen += [to_mel(wav) for _, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
     settings = MelCodecConfig(args.codebook_size, args.codebooks, args.codec_width)
     codec = train_codec(chosen, args.codec_steps, device, args.codec_batch, settings=settings)
@@ -143,11 +150,6 @@ def references_of(folders: Sequence[Path], speakers: Iterable[str]) -> dict[str,
 
 def to_mel(wav: np.ndarray) -> Tensor:
     return mel_spectrogram(torch.from_numpy(wav.astype(np.float32) / 32768))
-
-
-def read_recording(path: Path) -> np.ndarray:
-    """As the corpus has its utterances: 16-bit samples at 22,050 Hz."""
-    return (load_audio(path, SAMPLE_RATE_HZ) * 32767).astype(np.int16)
 
 
 def speaker_mel(wav: np.ndarray) -> Tensor:
@@ -300,7 +302,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--sub-talker-share", type=float, default=0.5, help="of the frames, that it is trained on each step")
     add("--vocab-size", type=int, default=600, help="of text tokens; they must come in faster than they are said")
     add("--num-workers", type=int, default=0)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.stage == "save" and args.run is None:
+        parser.error("save needs --run, whose weights it takes")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:

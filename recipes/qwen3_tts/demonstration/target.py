@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import shutil
+import sys
 import wave
 from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from rows import write_rows
 
 NUM_HELD_OUT = 20
 
@@ -59,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         take = copy_lj
     else:
         files = {"recordings": "target", "held_out_everyday": "held_out_everyday", "held_out_simple": "held_out_simple"}
-        parts = {part: (args.texts / f"{name}.txt").read_text().splitlines() for part, name in files.items()}
+        try:
+            parts = {part: (args.texts / f"{name}.txt").read_text().splitlines() for part, name in files.items()}
+        except FileNotFoundError as error:
+            sys.exit(f"target.py: {error.filename} is not there; sentences.py writes it")
         take = say_joe
     for part, what in parts.items():
         folder = args.output / part
@@ -69,8 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with (args.output / "transcripts.csv").open("w", newline="") as file:
                 csv.writer(file).writerows([("audio", "text"), *((path.name, text) for path, text in said)])
         else:
-            rows = [{"audio": str(path.resolve()), "text": text} for path, text in said]
-            (args.output / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            write_rows(args.output / f"{part}.jsonl", ({"audio": str(path), "text": text} for path, text in said))
         print(f"{len(said)} recordings of {args.voice} in {folder}")
 
 

@@ -204,6 +204,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"voices.py: {args.texts} is not there; sentences.py writes a train.txt")
     except ValueError as error:
         sys.exit(f"voices.py: {error}")
+    if len(texts) < args.most_sentences or args.most_sentences < 1:
+        sys.exit(f"voices.py: {args.texts} has {len(texts)} sentences, and an utterance --most-sentences of them")
     said = list(plan(texts, args.utterances, args.seed, voices, args.most_sentences, args.shuffled))
     make_corpus(args.output, said, args.seed)
 
