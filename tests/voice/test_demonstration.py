@@ -17,18 +17,22 @@ import numpy as np
 import pytest
 import torch
 from audio import load_audio, write_wav
+from data import speaker_ids
 from layout import Batch, Vocabulary
 from qwen import load_codec, load_voice_model
 from rows import read_rows, write_rows
 from safetensors.torch import load_file
-from tiny import build_text_tokenizer
+from tiny import build_text_tokenizer, save_model
 from voice.conftest import RECIPE
+from voice.test_model import TEXT, generate_greedily
 
 sys.path.insert(0, str(RECIPE / "demonstration"))
 import fit_decoder
 import guided
+import listener
 import mel_codec
 import pretrain
+import quantizer
 import sentences
 import target
 import voices
@@ -74,8 +78,69 @@ def test_it_learns_to_give_back_what_it_was_given() -> None:
         return float(np.mean([(m[:, : mel.shape[1]] - mel).abs().mean() for m, mel in zip(made, heard, strict=True)]))
 
     settings = MelCodecConfig(codebook_size=16, width=64)
-    before, after = (error(train_codec(mels, steps, "cpu", 8, 8, settings)) for steps in (1, 120))
+    spoken = [(mel, ["_", "a", "_"]) for mel in mels[:2]]
+    before, after = (error(train_codec(spoken, mels[2:], steps, "cpu", 8, settings, 2)) for steps in (1, 120))
     assert after < 0.7 * before
+
+
+def spoken_by(mouth: torch.Tensor, said: list[str]) -> torch.Tensor:
+    """A spectrogram: each sound has bands of its own for two frames, and every mouth adds its own to all."""
+    bands = {"_": range(0), "a": range(10, 20), "b": range(30, 45), "c": range(55, 70)}
+    mel = torch.full((80, 14 * len(said)), FLOOR)
+    for place, sound in enumerate(said):
+        mel[list(bands[sound]), 14 * place : 14 * (place + 1)] = 0.0
+    return mel + mouth[:, None]
+
+
+def test_first_codes_say_which_sound_it_is_whoever_says_it() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    mouths = torch.rand(6, 80, generator=drawn)
+
+    def sentence() -> list[str]:
+        return ["_", *("abc"[int(one)] for one in torch.randint(3, (12,), generator=drawn)), "_"]
+
+    spoken = [(spoken_by(mouth, said), said) for mouth in mouths[:5] for said in (sentence() for _ in range(40))]
+    codec = train_codec(spoken, [], 20, "cpu", 8, MelCodecConfig(codebook_size=16, width=48), listener_steps=400)
+    # One that it has never heard says every sound after every other, in the others' codes.
+    said = list("_abcacbabcacb_")
+    meant: dict[str, Counter[int]] = {sound: Counter() for sound in "abc"}
+    for mouth in mouths:
+        (codes,) = codec.encode_mels([spoken_by(mouth, said)])
+        for frame, code in enumerate(codes[:, 0].tolist()):
+            if said[frame // 2] != "_":
+                meant[said[frame // 2]][code] += 1
+    often = {sound: {code for code, times in counts.items() if times > 2} for sound, counts in meant.items()}
+    assert all(often.values())
+    assert not any(often[one] & often[other] for one, other in ("ab", "ac", "bc"))
+
+
+def test_first_codes_are_given_and_the_others_say_what_is_left() -> None:
+    torch.manual_seed(0)
+    made = quantizer.ResidualQuantizer(2, 4, 3)
+    z, first = torch.randn(400, 3), torch.randint(4, (400,))
+    made.start(z, first)
+    for _ in range(300):
+        codes = made.learn(z, first)
+    assert (codes[:, 0] == first).all() and (made.encode(z, first) == codes).all()
+    means = torch.stack([z[first == code].mean(0) for code in range(4)])
+    torch.testing.assert_close(made.codebooks[0], means, atol=0.02, rtol=0)
+    left = (z - made.decode(codes[:, :1])).square().mean()
+    assert (z - made.decode(codes)).square().mean() < 0.8 * left
+
+
+def test_sounds_are_those_of_the_dictionary_with_pauses_around_clauses(tmp_path: Path, monkeypatch: Any) -> None:
+    said = "ɡ_ˈɪ_v ð_ə k_ˈæ_m__ɹ_ə\nɪ_n_s_ˈaɪ_d"  # noqa: RUF001, as espeak-ng 1.51 prints it
+    command = tmp_path / "espeak-ng"
+    command.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path / 'asked'}\nprintf '{said}\\n'\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    sounds = [*"_ɡɪvðəkæmɹə_ɪns", "aɪ", "d", "_"]  # noqa: RUF001
+    assert listener.sounds_of(["Give the camera, inside", "-v"]) == [sounds, sounds]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert sorted(line.split("en-us ")[1] for line in asked) == ["-- -v", "-- Give the camera, inside"]
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match="espeak-ng is not installed: apt-get install espeak-ng"):
+        listener.sounds_of(["Give"])
 
 
 def test_who_says_what_is_as_planned() -> None:
@@ -194,19 +259,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demonstration")
     write_corpus(folder / "corpus")
     given = ["--corpus", str(folder / "corpus"), "--output", str(folder / "base")]
-    small = [
-        "--codec-steps",
-        "3",
-        "--codec-batch",
-        "4",
-        "--codebook-size",
-        "32",
-        "--codebooks",
-        "6",
-        "--codec-width",
-        "16",
-    ]
-    pretrain.main(["codec", *given, *small, "--codec-share", "1"])
+    steps = ["--codec-steps", "3", "--listener-steps", "2", "--codec-batch", "4", "--codec-share", "1"]
+    small = ["--codebook-size", "32", "--codebooks", "6", "--codec-width", "16"]
+    with pytest.MonkeyPatch.context() as patched:
+        # espeak-ng is a program of its own: here letters are sounds.
+        patched.setattr(pretrain, "sounds_of", lambda texts: [list(text.lower()) for text in texts])
+        pretrain.main(["codec", *given, *steps, *small])
     pretrain.main(["codes", *given, "--vocab-size", "300"])
     return folder / "base"
 
@@ -406,26 +464,58 @@ def test_joe_says_each_file_of_sentences(tmp_path: Path, monkeypatch: Any) -> No
         assert row["text"] == files[name][0] and row["audio"].endswith(f"{name}/{row['text'][0]}.wav")
 
 
-def test_a_decoder_is_fitted_to_a_voice_and_its_codes_stay(base: Path, tmp_path: Path, capsys: Any) -> None:
-    voice = tmp_path / "voice"
-    shutil.copytree(base / "speech_tokenizer", voice / "speech_tokenizer")
-    codec = load_codec(str(voice / "speech_tokenizer"))
+@pytest.fixture
+def voice(base: Path, tmp_path: Path) -> Path:
+    """An exported voice, anna, of a model not yet trained, with larger weights, so that it says many codes."""
+    torch.manual_seed(0)
+    whole, tokenizer = pretrain.build(pretrain.parse(["talker", "--output", str(base), *SMALL]))
+    with torch.no_grad():
+        for parameter in whole.talker.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+    talker = whole.config.talker_config
+    talker.spk_id, talker.spk_is_dialect = speaker_ids(["anna"], whole.config), {"anna": False}
+    tokenizer.save_pretrained(tmp_path / "voice")
+    save_model(whole, tmp_path / "voice")
+    shutil.copytree(base / "speech_tokenizer", tmp_path / "voice" / "speech_tokenizer")
+    return tmp_path / "voice"
+
+
+def test_codes_are_chosen_as_the_voice_chooses_them(voice: Path) -> None:
+    whole = load_voice_model(str(voice))
+    codes = generate_greedily(whole, "auto", streaming=False, max_new_tokens=20)
+    assert len(np.unique(codes)) > 8
+    asked = codes.copy()
+    asked[-1, 1:] = (asked[-1, 1:] + 1) % 32  # what a frame's own other codes are makes no difference
+    short = {"text": "Well.", "speaker": "anna", "audio_codes": codes[:7]}
+    chosen, _ = fit_decoder.chosen_codes(whole, [{"text": TEXT, "speaker": "anna", "audio_codes": asked}, short])
+    assert (chosen.numpy() == codes).all()
+
+
+def test_a_decoder_is_fitted_to_a_voice_and_its_codes_stay(voice: Path, tmp_path: Path, capsys: Any) -> None:
+    codec = load_codec(str(voice))
     drawn, rows = np.random.default_rng(0), []
     for number in range(12):
         wav = (np.sin(np.arange(40_000) * (0.05 + 0.01 * number)) + drawn.normal(0, 0.1, 40_000)).astype(np.float32)
         write_wav(tmp_path / f"{number}.wav", 0.3 * wav)
         (codes,) = codec.encode([load_audio(tmp_path / f"{number}.wav", codec.sample_rate_hz)])
-        rows.append({"audio": str(tmp_path / f"{number}.wav"), "audio_codes": codes.tolist()})
+        text = f"{TEXT} {'Well. ' * number}"
+        rows.append(
+            {"audio": str(tmp_path / f"{number}.wav"), "text": text, "speaker": "anna", "audio_codes": codes.tolist()}
+        )
     write_rows(tmp_path / "codes.jsonl", rows)
     fit_decoder.main(["--voice", str(voice), "--codes", str(tmp_path / "codes.jsonl"), "--steps", "200"])
     before, after = map(float, re.findall(r"aside ([\d.]+) of a deviation, now ([\d.]+)", capsys.readouterr().out)[0])
     assert after < 0.7 * before
-    fitted = load_codec(str(voice / "speech_tokenizer"))
+    fitted = load_codec(str(voice))
     wav = load_audio(tmp_path / "0.wav", codec.sample_rate_hz)
     assert (fitted.encode([wav])[0] == codec.encode([wav])[0]).all()
     write_rows(tmp_path / "one.jsonl", rows[:1])
-    with pytest.raises(SystemExit, match="has 0 frames to learn from; more than 32 are needed"):
+    with pytest.raises(SystemExit, match="has one text; one is learnt from and another kept aside"):
         fit_decoder.main(["--voice", str(voice), "--codes", str(tmp_path / "one.jsonl")])
+    write_rows(tmp_path / "short.jsonl", [row | {"audio_codes": row["audio_codes"][:9]} for row in rows[:3]])
+    with pytest.raises(SystemExit, match="has 18 frames to learn from; more than 32 are needed"):
+        fit_decoder.main(["--voice", str(voice), "--codes", str(tmp_path / "short.jsonl")])
     with pytest.raises(SystemExit, match=r"codes\.jsonl is not there"):
         fit_decoder.main(["--voice", str(voice), "--codes", str(tmp_path / "no" / "codes.jsonl")])
 

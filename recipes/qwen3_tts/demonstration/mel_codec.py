@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from listener import HEARD_AROUND, MELS_PER_FRAME, FrameBlock, Listener, train_listener
+from quantizer import ResidualQuantizer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, EncodecFeatureExtractor, PretrainedConfig, PreTrainedModel
 from transformers.audio_utils import mel_filter_bank
 
 SAMPLE_RATE_HZ, HOP, N_FFT, NUM_MELS = 22_050, 256, 1024, 80
-MELS_PER_FRAME = 7
-"""12.3 frames a second, near the 12.5 of the real codec."""
 SAMPLES_PER_FRAME = HOP * MELS_PER_FRAME
-MARGIN = 2
-"""Frames that the encoder looks ahead."""
+ENCODED_AROUND = 2
+"""Frames before and after that the encoder looks at."""
+MARGIN = max(ENCODED_AROUND, HEARD_AROUND)
 FLOOR = -7.0
 """Quieter than this is not heard: HiFi-GAN's audio is as like the voice, and as well understood, without it."""
 
@@ -49,93 +50,21 @@ class MelCodecConfig(PretrainedConfig):
     model_type = "mel_codec"
 
     def __init__(
-        self, codebook_size: int = 1024, num_quantizers: int = 8, width: int = 512, latent: int = 128, **kwargs: Any
+        self,
+        codebook_size: int = 1024,
+        num_quantizers: int = 8,
+        width: int = 512,
+        latent: int = 128,
+        num_sounds: int = 80,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.codebook_size, self.num_quantizers, self.width, self.latent = codebook_size, num_quantizers, width, latent
+        self.num_sounds = num_sounds
 
     @property
     def decoder_config(self) -> SimpleNamespace:
         return SimpleNamespace(codebook_size=self.codebook_size)
-
-
-class _Block(nn.Module):
-    """Adds to each frame what it and its two neighbours say, or, without `neighbours`, what it says alone."""
-
-    def __init__(self, width: int, neighbours: bool = True) -> None:
-        super().__init__()
-        self.neighbours = neighbours
-        # Each frame is normalised by itself: what is said later must not change the codes of what was said before.
-        self.norm = nn.LayerNorm(width)
-        self.inner = nn.Linear((3 if neighbours else 1) * width, 2 * width)
-        self.outer = nn.Linear(2 * width, width)
-        nn.init.zeros_(self.outer.weight)
-        nn.init.zeros_(self.outer.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed = self.norm(x)
-        if self.neighbours:
-            padded = F.pad(normed, (0, 0, 1, 1))
-            normed = torch.cat([padded[:, :-2], normed, padded[:, 2:]], 2)
-        return x + self.outer(F.gelu(self.inner(normed)))
-
-
-class ResidualQuantizer(nn.Module):
-    """Codebooks that each describe what those before left over; trained by moving averages, unused codes start anew."""
-
-    def __init__(self, num_quantizers: int, codebook_size: int, latent: int) -> None:
-        super().__init__()
-        self.register_buffer("codebooks", torch.randn(num_quantizers, codebook_size, latent))
-        self.register_buffer("sizes", torch.ones(num_quantizers, codebook_size))
-        self.register_buffer("sums", self.codebooks.clone())
-
-    def encode(self, z: Tensor) -> Tensor:
-        """[n, latent] to [n, quantizers]."""
-        codes, rest = [], z
-        for codebook in self.codebooks:
-            nearest = _nearest(rest, codebook)
-            codes.append(nearest)
-            rest = rest - codebook[nearest]
-        return torch.stack(codes, 1)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """[n, quantizers], or fewer, to [n, latent]."""
-        return sum(self.codebooks[i][codes[:, i]] for i in range(codes.shape[1]))
-
-    @torch.no_grad()
-    def start(self, z: Tensor) -> None:
-        """Each codebook begins as some of what there is to describe."""
-        rest = z
-        for codebook, size, total in zip(self.codebooks, self.sizes, self.sums, strict=True):
-            codebook.copy_(rest[torch.randint(len(rest), size.shape, device=z.device)])
-            size.fill_(1.0)
-            total.copy_(codebook)
-            rest = rest - codebook[_nearest(rest, codebook)]
-
-    @torch.no_grad()
-    def learn(self, z: Tensor, decay: float = 0.98) -> Tensor:
-        """Moves every codebook towards what it was the nearest to; returns the codes."""
-        codes, rest = [], z
-        for i in range(len(self.codebooks)):
-            codebook = self.codebooks[i]
-            nearest = _nearest(rest, codebook)
-            codes.append(nearest)
-            counts = torch.zeros_like(self.sizes[i]).index_add(0, nearest, torch.ones_like(rest[:, 0]))
-            totals = torch.zeros_like(codebook).index_add(0, nearest, rest)
-            self.sizes[i].lerp_(counts, 1 - decay)
-            self.sums[i].lerp_(totals, 1 - decay)
-            # Without asking whether there are any: the answer would have to be waited for.
-            dead = self.sizes[i] < 0.05
-            drawn = rest[torch.randint(len(rest), dead.shape, device=z.device)]
-            self.sizes[i].masked_fill_(dead, 1.0)
-            self.sums[i].copy_(torch.where(dead[:, None], drawn, self.sums[i]))
-            self.codebooks[i].copy_(self.sums[i] / self.sizes[i].clamp(min=1e-5)[:, None])
-            rest = rest - codebook[nearest]
-        return torch.stack(codes, 1)
-
-
-def _nearest(vectors: Tensor, codebook: Tensor) -> Tensor:
-    return (codebook.square().sum(1) - 2 * vectors @ codebook.T).argmin(1)
 
 
 class MelCodecModel(PreTrainedModel):
@@ -148,12 +77,15 @@ class MelCodecModel(PreTrainedModel):
         super().__init__(config)
         width, latent, patch = config.width, config.latent, NUM_MELS * MELS_PER_FRAME
         self.encoder_valid_num_quantizers = config.num_quantizers
+        self.listener = Listener(patch, width, config.codebook_size, config.num_sounds)
         self.encoder = nn.Sequential(
-            nn.Linear(patch, width), *(_Block(width, n < MARGIN) for n in range(4)), nn.Linear(width, latent)
+            nn.Linear(patch, width),
+            *(FrameBlock(width, n < ENCODED_AROUND) for n in range(4)),
+            nn.Linear(width, latent),
         )
         self.quantizer = ResidualQuantizer(config.num_quantizers, config.codebook_size, latent)
         self.decoder = nn.Sequential(
-            nn.Linear(latent, width), *(_Block(width) for _ in range(6)), nn.Linear(width, patch)
+            nn.Linear(latent, width), *(FrameBlock(width) for _ in range(6)), nn.Linear(width, patch)
         )
         # The main directions of a frame's mels: encoder and decoder begin as these, and learn what they leave over.
         self.directions = nn.Parameter(torch.zeros(latent, patch))
@@ -181,13 +113,19 @@ class MelCodecModel(PreTrainedModel):
 
     def encode_mels(self, mels: list[Tensor]) -> list[Tensor]:
         """[80, mels] each to [frames, quantizers] each; silence follows each, so that a batch changes nothing."""
+        patches, counts = self.side_by_side(mels)
+        latents = self.latents(patches)
+        said = self.listener.codes(patches).flatten()
+        codes = self.quantizer.encode(latents.flatten(0, 1), said).view(*latents.shape[:2], -1)
+        return [row[:count] for row, count in zip(codes, counts.tolist(), strict=True)]
+
+    def side_by_side(self, mels: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """[80, mels] each to ([batch, frames, 80 * 7], how many frames each has)."""
         counts = [-(-mel.shape[1] // MELS_PER_FRAME) for mel in mels]
         batch = mels[0].new_full((len(mels), NUM_MELS, (max(counts) + MARGIN) * MELS_PER_FRAME), float(np.log(1e-5)))
         for row, mel in zip(batch, mels, strict=True):
             row[:, : mel.shape[1]] = mel
-        latents = self.latents(self.patches(batch))
-        codes = self.quantizer.encode(latents.flatten(0, 1)).view(*latents.shape[:2], -1)
-        return [row[:count] for row, count in zip(codes, counts, strict=True)]
+        return self.patches(batch), torch.tensor(counts)
 
     def decode_mel(self, codes: Tensor) -> Tensor:
         """[frames, quantizers] to [80, mels]."""
@@ -251,47 +189,78 @@ def save_codec(codec: MelCodecModel, folder: Path) -> None:
     EncodecFeatureExtractor(feature_size=1, sampling_rate=SAMPLE_RATE_HZ).save_pretrained(folder)
 
 
+WINDOW = 32
+"""Frames that are decoded together in training."""
+
+
 def mel_error(difference: Tensor) -> Tensor:
     return difference.abs().mean() + 0.5 * difference.square().mean()
 
 
 def train_codec(
-    mels: list[Tensor],
+    spoken: list[tuple[Tensor, list[str]]],
+    others: list[Tensor],
     num_steps: int,
     device: torch.device | str,
     batch_size: int = 256,
-    window: int = 16,
     settings: MelCodecConfig | None = None,
+    listener_steps: int = 2000,
     seed: int = 0,
 ) -> MelCodecModel:
-    """From [80, mels] spectrograms: windows of `window` frames, a random number of codebooks each step."""
+    """From [80, mels] spectrograms: those of which it is known which sounds they are, and others."""
     torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    codec = MelCodecModel(settings or MelCodecConfig()).to(device)
-    half = torch.autocast(torch.device(device).type, torch.bfloat16)
-    length = window * MELS_PER_FRAME
-    joined = torch.cat(mels, dim=1).to(device)
-    joined.clamp_(min=FLOOR)
+    sounds = sorted({sound for _, said in spoken for sound in said})
+    settings = settings or MelCodecConfig()
+    settings.num_sounds = len(sounds)
+    codec = MelCodecModel(settings).to(device)
+    joined = torch.cat([mel for mel, _ in spoken] + others, dim=1).to(device).clamp_(min=FLOOR)
     codec.mean.copy_(joined.mean(1, keepdim=True))
     codec.std.copy_(joined.std(1, keepdim=True).clamp(min=0.1))
+    numbered = {sound: number for number, sound in enumerate(sounds, 1)}
+    train_listener(
+        codec.listener,
+        [mel.to(device) for mel, _ in spoken],
+        [[numbered[sound] for sound in said] for _, said in spoken],
+        codec.side_by_side,
+        listener_steps,
+        batch_size * WINDOW,
+        seed,
+    )
+    train_sound(codec, joined, num_steps, batch_size, seed)
+    return codec.eval()
+
+
+def train_sound(codec: MelCodecModel, joined: Tensor, num_steps: int, batch_size: int, seed: int = 0) -> None:
+    """All but the listener: from windows of spectrograms, with a random number of codebooks each step."""
+    codec.listener.requires_grad_(False).eval()
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.autocast(joined.device.type, torch.bfloat16)
+    length = WINDOW * MELS_PER_FRAME
 
     def drawn(size: int) -> Tensor:
         starts = torch.randint(joined.shape[1] - length, (size, 1), generator=generator)
         return codec.patches(joined[:, (starts + torch.arange(length)).to(joined.device)].transpose(0, 1))
 
     with torch.no_grad():
-        codec.directions.copy_(torch.pca_lowrank(drawn(2048).flatten(0, 1), codec.config.latent, center=False)[2].T)
-    optimizer = torch.optim.AdamW(codec.parameters(), lr=1e-3, betas=(0.8, 0.99), weight_decay=1e-4)
+        frames = drawn(-(-2048 // WINDOW) * 8).flatten(0, 1)
+        codec.directions.copy_(torch.pca_lowrank(frames, codec.config.latent, center=False)[2].T)
+    trained = [weight for weight in codec.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, betas=(0.8, 0.99), weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, num_steps, cycle_momentum=False)
     num_quantizers = codec.config.num_quantizers
+    # What the listener says of a window's first and last frames, it says without having heard all around them.
+    inner = slice(HEARD_AROUND, -HEARD_AROUND)
     for step in range(num_steps):
         patches = drawn(batch_size)
+        with half, torch.no_grad():
+            said = codec.listener.codes(patches)[:, inner].flatten()
+        patches = patches[:, inner]
         with half:
             z = codec.latents(patches)
         flat = z.float().flatten(0, 1)
         if step == 0:
-            codec.quantizer.start(flat)
-        codes = codec.quantizer.learn(flat.detach())
+            codec.quantizer.start(flat, said)
+        codes = codec.quantizer.learn(flat.detach(), said)
         used = int(torch.randint(1, num_quantizers + 1, (), generator=generator)) if step % 2 else num_quantizers
         quantized = codec.quantizer.decode(codes[:, :used])
         commitment = F.mse_loss(flat, codec.quantizer.decode(codes).detach())
@@ -300,13 +269,12 @@ def train_codec(
             made = codec.decoded(passed.view_as(z))
         difference = made.float() - patches
         (mel_error(difference) + 0.25 * commitment).backward()
-        torch.nn.utils.clip_grad_norm_(codec.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         if step % 500 == 0 or step == num_steps - 1:
             print(f"codec step {step}: mel error {difference.abs().mean().item():.3f} of a deviation", flush=True)
-    return codec.eval()
 
 
 AutoConfig.register("mel_codec", MelCodecConfig, exist_ok=True)

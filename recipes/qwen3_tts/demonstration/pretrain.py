@@ -34,6 +34,7 @@ from batches import FrameBatches  # noqa: E402
 from data import split_by_text  # noqa: E402
 from guided import BaseModel, GuidedUtterances, collate_guided, fewer_kernels, table_of  # noqa: E402
 from layout import Vocabulary  # noqa: E402
+from listener import sounds_of  # noqa: E402
 from mel_codec import (  # noqa: E402
     SAMPLE_RATE_HZ,
     MelCodecConfig,
@@ -92,10 +93,15 @@ def make_codec(args: argparse.Namespace) -> None:
     if args.recordings and not recordings:
         sys.exit(f"pretrain.py: {args.recordings} holds no recordings ({', '.join(SUFFIXES)})")
     wavs = (torch.from_numpy(load_audio(path, SAMPLE_RATE_HZ)) for path in recordings)
-    chosen = [mel_spectrogram(wav) for wav in wavs] * args.recordings_times
-    chosen += [to_mel(wav) for _, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
+    others = [mel_spectrogram(wav) for wav in wavs] * args.recordings_times
+    chosen = [(row["text"], to_mel(wav)) for row, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
+    try:
+        said = sounds_of([text for text, _ in chosen])
+    except ValueError as error:
+        sys.exit(f"pretrain.py: {error}")
+    spoken = [(mel, sounds) for (_, mel), sounds in zip(chosen, said, strict=True)]
     settings = MelCodecConfig(args.codebook_size, args.codebooks, args.codec_width)
-    codec = train_codec(chosen, args.codec_steps, device, args.codec_batch, settings=settings)
+    codec = train_codec(spoken, others, args.codec_steps, device, args.codec_batch, settings, args.listener_steps)
     save_codec(codec, args.output / "speech_tokenizer")
 
 
@@ -285,7 +291,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--run", type=Path, help="of which `save` takes the weights")
     add("--begin-with", type=Path, help="a run whose weights `talker` goes on from, with a schedule of its own")
     add("--codec-steps", type=int, default=3000)
-    add("--codec-batch", type=int, default=256, help="windows of 16 frames")
+    add("--listener-steps", type=int, default=3000, help="for the codec's first codebook: what is said")
+    add("--codec-batch", type=int, default=128, help="windows of 32 frames")
     add("--codec-share", type=float, default=0.2, help="of the corpus, for the codec")
     add("--codebook-size", type=int, default=1024)
     add("--codebooks", type=int, default=8)
