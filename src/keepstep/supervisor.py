@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -90,7 +91,7 @@ def supervise(
             raise
         if folder.finished:
             folder.push_end()
-            return _already_finished(folder)
+            return _already_finished(folder, target)
         return Supervisor(settings, config, target, folder, began or time.time(), fingerprints).run()
     finally:
         folder.release()
@@ -118,8 +119,15 @@ def _default_name(config: Config, target: Target) -> str:
     return f"{name}-{os.getpid()}" if taken else name
 
 
-def _already_finished(folder: RunFolder) -> Result:
+def _already_finished(folder: RunFolder, target: Target) -> Result:
     result = folder.read_result()
+    launched = [event.get("arguments") for event in folder.read_events() if event["event"] == "launched"]
+    had, given = (launched[-1] if launched else None), list(target.arguments)
+    if isinstance(had, list) and had != given:
+        raise ConfigError(
+            f"run '{folder.name}' finished at step {result['step']}, given [{shlex.join(map(str, had))}]; it is given "
+            f"[{shlex.join(given)}] now, and does nothing with it: another --name starts anew"
+        )
     print(
         f"keepstep: run '{folder.name}' finished at step {result['step']}: nothing to do (another --name starts anew)",
         file=sys.stderr,
@@ -214,7 +222,10 @@ class Supervisor:
         os.environ[JOB] = self._job.to_json()
         self._job = replace(self._job, death=None)  # the next attempt may have another reason
         if self._leads:
-            self._folder.event("launched", workers=self._config.launch.workers, attempt=len(self._history) + 1)
+            # As they were given: a script may change its own sys.argv, which stands in config.json.
+            arguments = list(self._target.arguments)
+            attempt = len(self._history) + 1
+            self._folder.event("launched", workers=self._config.launch.workers, attempt=attempt, arguments=arguments)
 
     def _on_failure(self, failures: list[WorkerFailure], death: Death) -> bool:
         pulses = self._pulses()

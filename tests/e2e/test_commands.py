@@ -129,6 +129,9 @@ def test_runs_show_export(shell: Shell, train: Path, tmp_path: Path) -> None:
     again = shell("keepstep", "run", *flags, "train.py")
     assert again.returncode == 0
     assert "run 'first' finished at step 52: nothing to do" in again.stderr
+    otherwise = shell("keepstep", "run", *flags, "train.py", "--epochs", "9")
+    assert otherwise.returncode == 2  # not to be taken for a run of nine epochs
+    assert "finished at step 52, given []; it is given [--epochs 9] now" in otherwise.stderr
 
 
 def test_new_doctor_version(shell: Shell, tmp_path: Path) -> None:
