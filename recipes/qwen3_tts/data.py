@@ -17,8 +17,11 @@ from rows import Row, read_rows
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from keepstep.errors import DataError
+
 FIRST_SPEAKER_ID = 952
-"""Above the codebook, counted from its end, where Qwen's own custom voices end and nothing else is: 3000 of 3072."""
+"""Counted from the end of the codebook, 3000 of 3072: above the tags and the end of speech. Qwen's own custom voices have
+places here, too; a base model has none of them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,31 @@ def speaker_ids(speakers: Sequence[str], config: Any) -> dict[str, int]:
     if len(speakers) > room:
         raise ValueError(f"{len(speakers)} speakers, but the model has room for {room} voices of its own")
     return {speaker: first + number for number, speaker in enumerate(sorted(speakers))}
+
+
+class SameUtterances:
+    """Tracked with a run, so that it does not go on with other utterances than it has begun with.
+
+    Where it stands among its batches would then mean nothing, and a text that is held out now was learnt before.
+    """
+
+    def __init__(self, rows: Sequence[Row], batch_frames: int) -> None:
+        digest = xxhash.xxh3_128(str(batch_frames).encode())
+        for row in rows:
+            digest.update(repr((row["speaker"], row["text"])).encode())
+            digest.update(np.ascontiguousarray(row["audio_codes"]))
+        self._fingerprint = digest.hexdigest()
+        self._said = f"{len(rows)} utterances, --batch-frames {batch_frames}"
+
+    def state_dict(self) -> dict[str, str]:
+        return {"fingerprint": self._fingerprint, "said": self._said}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        if state["fingerprint"] != self._fingerprint:
+            raise DataError(
+                f"the run was begun with other utterances or batches ({state['said']}; now {self._said}): give it those "
+                "again, or begin anew with another --name"
+            )
 
 
 class Utterances(Dataset[dict[str, Tensor]]):

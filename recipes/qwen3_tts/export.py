@@ -15,23 +15,31 @@ from typing import Any
 
 import torch
 from model import merge_lora
-from qwen import TRAINED_STREAMING, identity, import_qwen_tts, local_folder
+from qwen import TRAINED_FROM, TRAINED_LANGUAGE, TRAINED_STREAMING, identity, import_qwen_tts, local_folder
+from rows import write_rows
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from train import ABOUT, WEIGHTS
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+CONSENT = "consent.json"
+HELD_OUT = "held_out.jsonl"
+"""In an exported voice: what training held out, with its recordings; infer.py says these texts."""
 _NOT_COPIED = (".safetensors", ".bin", ".index.json", ".md", ".gitattributes")
 
 
-def export_voice(run_folder: Path, output: Path, base_model: str | None = None, dtype: str = "bf16") -> Path:
+def export_voice(
+    run_folder: Path, output: Path, base_model: str | None = None, dtype: str = "bf16", overwrite: bool = False
+) -> Path:
     """The base model's folder with the trained weights, every speaker named, and a card; there whole or not at all."""
     about, state = read_run(run_folder)
     base = local_folder(base_model or about["base_model"])
     if identity(base) != about["base_identity"]:
         raise ValueError(f"{base} is not the base model that the run was trained from: give that one as --model-path")
-    if output.exists():
-        raise ValueError(f"{output} is there already: name another --output, or remove it first")
+    if output.exists() and not overwrite:
+        raise ValueError(f"{output} is there already: name another --output, or give --overwrite")
+    if output.exists() and not (output / CONSENT).is_file():
+        raise ValueError(f"{output} is there, and no voice that export.py wrote: name another --output, or remove it")
     beside = output.with_name(f".{output.name}.writing")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -40,8 +48,12 @@ def export_voice(run_folder: Path, output: Path, base_model: str | None = None, 
         settings = custom_voice_config(json.loads((base / "config.json").read_text()), about, dtype)
         (beside / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
         (beside / "README.md").write_text(model_card(about, read_figures(run_folder)))
-        (beside / "consent.json").write_text(json.dumps(about["consent"], indent=2) + "\n")
+        if about["held_out"]:
+            write_rows(beside / HELD_OUT, about["held_out"])
+        (beside / CONSENT).write_text(json.dumps(about["consent"], indent=2) + "\n")
         check(beside, settings)
+        if output.exists():
+            shutil.rmtree(output)
         beside.replace(output)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -82,7 +94,12 @@ def custom_voice_config(settings: dict[str, Any], about: dict[str, Any], dtype: 
     }
     named = {"bf16": "bfloat16", "fp32": "float32"}[dtype]
     made = {"tts_model_type": "custom_voice", "talker_config": talker, "dtype": named}
-    return settings | made | {TRAINED_STREAMING: about["streaming"]}
+    trained = {
+        TRAINED_STREAMING: about["streaming"],
+        TRAINED_LANGUAGE: about["language"],
+        TRAINED_FROM: about["base_model"],
+    }
+    return settings | made | trained
 
 
 def check(folder: Path, settings: dict[str, Any]) -> None:
@@ -116,6 +133,7 @@ def model_card(about: dict[str, Any], figures: Mapping[str, float]) -> str:
         mode=", non_streaming_mode=False" if about["streaming"] else "",
         data=f"{data['utterances']} utterances, {data['minutes']} minutes, of {speakers}",
         consent=f"on {consent['date']}{': ' + consent['note'] if consent['note'] else ''}",
+        judged="held-out" if about["held_out"] else "training (none were held out)",
         figures="\n".join(f"| {name.replace('_', ' ')} | {value:.4g} |" for name, value in figures.items()),
     )
 
@@ -145,7 +163,7 @@ Use is limited to what the speakers agreed to, and by the base model's licence.
 
 ## Figures
 
-Of the held-out texts, by the weights that are exported:
+Of the {judged} texts, by the weights that are exported:
 
 | | |
 |---|---|
@@ -166,9 +184,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument("--model-path", help="the base model, if it has moved since (default: as it was trained from)")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the weights (default: %(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="in the place of a voice that is at --output")
     args = parser.parse_args(argv)
     try:
-        folder = export_voice(args.run, args.output, args.model_path, args.dtype)
+        folder = export_voice(args.run, args.output, args.model_path, args.dtype, args.overwrite)
     except ValueError as error:
         sys.exit(f"export.py: {error}")
     speakers = ", ".join(json.loads((folder / "config.json").read_text())["talker_config"]["spk_id"])

@@ -24,6 +24,10 @@ Codes = npt.NDArray[np.int64]
 
 TRAINED_STREAMING = "trained_streaming"
 """In an exported voice's configuration: it was trained on text that comes in as it is spoken."""
+TRAINED_LANGUAGE = "trained_language"
+"""The same for the language that all texts were trained in, which may be auto: none was named to the model."""
+TRAINED_FROM = "trained_from"
+"""The same for the folder or hub id of the base model."""
 BASE_MODELS = ("Qwen/Qwen3-TTS-12Hz-1.7B-Base", "Qwen/Qwen3-TTS-12Hz-0.6B-Base")
 _OF_THE_25_HZ_CODEC_ONLY = ("sox", "torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")
 
@@ -110,6 +114,11 @@ def require_base(model: Qwen3TTSModel, path_or_id: str) -> None:
 def wants_whole_text(model: Qwen3TTSModel) -> bool:
     """Whether a trained voice gets the text before it speaks, `non_streaming_mode`, as it did in training."""
     return not getattr(model.model.config, TRAINED_STREAMING, False)
+
+
+def trained_language(model: Qwen3TTSModel) -> str | None:
+    """What a trained voice is asked in, as it was in training; None for a model that this recipe did not make."""
+    return getattr(model.model.config, TRAINED_LANGUAGE, None)
 
 
 def check_language(model: Qwen3TTSModel, language: str) -> str:

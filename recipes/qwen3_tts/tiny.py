@@ -32,8 +32,12 @@ def build_tiny(folder: Path, seed: int = 0, hidden_size: int = 64, num_layers: i
     torch.manual_seed(seed)
     tokenizer = build_text_tokenizer(_SENTENCES)
     tokenizer.save_pretrained(folder)
+    talker = talker_settings(len(tokenizer), CODEBOOK_SIZE, NUM_CODEBOOKS, hidden_size, num_layers)
+    # Text, talker and sub-talker are of three widths in the 1.7 B model: so the layers between them are there, too.
+    talker["text_hidden_size"] = 2 * hidden_size
+    talker["code_predictor_config"] |= {"hidden_size": hidden_size // 2, "intermediate_size": hidden_size}
     config = Qwen3TTSConfig(
-        talker_config=talker_settings(len(tokenizer), CODEBOOK_SIZE, NUM_CODEBOOKS, hidden_size, num_layers),
+        talker_config=talker,
         speaker_encoder_config=speaker_encoder_settings(hidden_size, channels=32),
         tokenizer_type="qwen3_tts_tokenizer_12hz",
         tts_model_size="tiny",

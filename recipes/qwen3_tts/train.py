@@ -19,7 +19,7 @@ import torch
 from audio import SAMPLE_RATE_HZ, load_audio
 from batches import FrameBatches
 from consent import add_consent, require_consent
-from data import Limits, Utterances, load_utterances, speaker_ids, split_by_text
+from data import Limits, SameUtterances, Utterances, load_utterances, speaker_ids, split_by_text
 from layout import Batch, Vocabulary, collate
 from model import SUB_TALKER_WEIGHT, VoiceModel, add_lora, set_speaker
 from qwen import BASE_MODELS, identity, import_qwen_tts, load_voice_model, local_folder, require_base
@@ -61,11 +61,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--weight-decay", type=float, default=0.01, help="of matrices (default: %(default)s)")
     add("--max-norm", type=float, default=1.0, help="gradients are clipped to this norm (default: %(default)s)")
     add("--lora-rank", type=int, default=0, help="train low-rank additions instead (16 is usual); 0: all weights")
-    add("--ema-decay", type=float, default=0.0, help="keep and export an average of the weights, e.g. 0.999; 0: none")
+    add("--ema-decay", type=float, default=0.0, help="keep and export an average of the weights, e.g. 0.99; 0: none")
     add("--num-workers", type=int, default=0, help="loader processes a worker")
     add_consent(parser)
     args = parser.parse_args(argv)
-    args.learning_rate = args.learning_rate or (1e-4 if args.lora_rank else 2e-6)
+    if args.learning_rate is None:
+        args.learning_rate = 1e-4 if args.lora_rank else 2e-6
     if not 0 <= args.validation_share < 1:
         parser.error(f"--validation-share {args.validation_share} must be from 0 to less than 1")
     return args
@@ -135,7 +136,9 @@ class BestSoFar:
 
 
 @torch.no_grad()
-def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
+def update_average(average: nn.Module, model: nn.Module, decay: float, steps: int) -> None:
+    """`steps`: how many were made. Of the first ones less is kept: else a short run would export the base model."""
+    decay = min(decay, (1 + steps) / (10 + steps))
     weights = model.state_dict()
     for name, value in average.state_dict().items():
         latest = weights[name].full_tensor() if hasattr(weights[name], "full_tensor") else weights[name]
@@ -193,7 +196,7 @@ def set_up(args: argparse.Namespace) -> Job:
     vocabulary, language = Vocabulary.of(config), args.language.lower()
     vocabulary.tag(language)
     train_rows, held_out = split_by_text(rows, args.validation_share)
-    model, tokenizer = load_model(args, rows, speakers)
+    model, tokenizer = load_model(args, train_rows, speakers)
     train_set, test_set = (
         Utterances(part, tokenizer, vocabulary, speakers, language, args.streaming)
         for part in (train_rows, held_out or train_rows)
@@ -205,8 +208,8 @@ def set_up(args: argparse.Namespace) -> Job:
         "streaming": args.streaming,
         "lora_rank": args.lora_rank,
         "settings": {name: value for name, value in vars(args).items() if name not in ("codes", "consent_note")},
-        "data": {"utterances": len(rows), "minutes": round(sum(train_set.num_frames) / FRAMES_A_MINUTE, 2)},
-        "held_out": [{"audio": row["audio"], "text": row["text"]} for row in held_out],
+        "data": {"utterances": len(train_rows), "minutes": round(sum(train_set.num_frames) / FRAMES_A_MINUTE, 2)},
+        "held_out": [{name: row[name] for name in ("audio", "text", "speaker")} for row in held_out],
         "consent": consent,
     }
     return Job(model, train_set, test_set, FrameBatches(train_set.num_frames, args.batch_frames), about)
@@ -230,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if average is not None:
         run.track("ema", average)
     best = run.track("best", BestSoFar())
+    run.track("utterances", SameUtterances(job.train_set.rows, args.batch_frames))
     model, optimizer, scheduler, loader, test = run.prepare(model, optimizer, scheduler, loader, test)
     if run.is_main:  # gigabytes are read for it
         job.about["base_identity"] = identity(local_folder(args.model_path))
@@ -248,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             scheduler.step()
             optimizer.zero_grad()
             if average is not None:
-                update_average(average, model, args.ema_decay)
+                update_average(average, model, args.ema_decay, scheduler.last_epoch)
         validated = model if average is None else average
         figures = validate(run, validated, test)
         run.log(**figures)

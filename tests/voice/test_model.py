@@ -78,7 +78,8 @@ def test_another_layout_or_alignment_would_be_noticed(whole: Any) -> None:
     codes = generate_greedily(whole, "auto", streaming=False)
     first, others = forced(whole, sample_of(whole, codes), late_by=1)
     assert (first == codes[:, 0]).mean() < 0.5
-    assert (others == codes[:, 1:]).mean() < 0.5
+    # The first of them, of which the state says most: later ones hang on those before, which are the right ones here.
+    assert (others[:, 0] == codes[:, 1]).mean() < 0.5
     first, _ = forced(whole, sample_of(whole, codes, streaming=True))
     assert (first == codes[:, 0]).mean() < 0.9
 
@@ -124,6 +125,14 @@ def test_no_utterances_make_no_losses(whole: Any) -> None:
     losses = model({name: value[:0] for name, value in batch.items()})
     handle.remove()
     assert seen and all(part.shape == (0,) for part in losses)
+
+
+def test_text_talker_and_sub_talker_may_be_of_three_widths(whole: Any) -> None:
+    """As in the 1.7 B model: the layers that lie between are tested by all that is tested here."""
+    talker = whole.model.talker
+    assert isinstance(talker.code_predictor.small_to_mtp_projection, torch.nn.Linear)
+    config = talker.config
+    assert len({config.text_hidden_size, config.hidden_size, config.code_predictor_config.hidden_size}) == 3
 
 
 def test_an_unknown_language_is_named(whole: Any) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from export import export_voice
-from qwen import load_voice_model, wants_whole_text
+from qwen import load_voice_model, trained_language, wants_whole_text
+from rows import read_rows, write_rows
 from safetensors.torch import load_file
+from train import update_average
 from voice.conftest import RECIPE
 
 pytestmark = pytest.mark.timeout(600)
@@ -49,10 +53,15 @@ def trained(storage: Path, name: str, options: tuple[str, ...], *script: str) ->
     ("options", "more"),
     [
         (("--workers", "2"), ()),
+        (("--workers", "2", "--strategy", "fsdp"), ()),
         (("--workers", "2", "--strategy", "fsdp2"), ()),
         (("--workers", "2"), ("--accumulate", "2")),
+        (("--workers", "2", "--engine", "ray"), ()),
+        (("--workers", "2", "--strategy", "zero1"), ()),
+        (("--workers", "2", "--strategy", "zero2"), ()),
+        (("--workers", "2", "--strategy", "zero3"), ()),
     ],
-    ids=["ddp", "fsdp2", "accumulated"],
+    ids=["ddp", "fsdp", "fsdp2", "accumulated", "ray", "zero1", "zero2", "zero3"],
 )
 def test_two_workers_make_the_steps_of_one(
     storage: Path,
@@ -70,6 +79,15 @@ def test_two_workers_make_the_steps_of_one(
         assert names
         for name in names:
             assert left[name] == pytest.approx(right[name], rel=2e-4), (name, left, right)
+
+
+def test_16_bits_train_as_32_do(storage: Path, script: tuple[str, ...], one_worker: list[dict[str, Any]]) -> None:
+    rounded = trained(storage, "bf16", ("--precision", "bf16"), *script)
+    assert len(rounded) == len(one_worker)
+    steps = [(one, other) for one, other in zip(rounded, one_worker, strict=True) if "loss" in one]
+    assert all(one["loss"] == pytest.approx(other["loss"], rel=0.01) for one, other in steps)
+    # It really is rounded: gradients say so more than losses do.
+    assert any(one["gradient_norm"] != pytest.approx(other["gradient_norm"], rel=1e-3) for one, other in steps)
 
 
 def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path, script: tuple[str, ...]) -> None:
@@ -90,11 +108,46 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path, script: tuple[s
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_stopped_run_refuses_other_utterances(tmp_path: Path, script: tuple[str, ...], codes_file: Path) -> None:
+    """Where it stands among its batches would mean nothing, and held-out texts would be others."""
+    words = [sys.executable, "-m", "keepstep", "run", "--name", "a", "--storage", str(tmp_path), str(RECIPE / "train.py")]
+    going = subprocess.Popen([*words, *script, "--num-epochs", "500"], stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "a" / "metrics.jsonl"
+    while going.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 4):
+        time.sleep(0.1)
+    going.send_signal(signal.SIGTERM)
+    assert going.wait(100) == 75
+    fewer = tmp_path / "codes.jsonl"
+    write_rows(fewer, read_rows(codes_file, needed=("audio",))[1:])
+    again = [*script, "--num-epochs", "500", "--codes", str(fewer)]
+    done = subprocess.run([*words, *again], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 2, done.stderr
+    assert "the run was begun with other utterances or batches (22 utterances" in done.stderr
+
+
+def test_an_average_is_of_what_was_trained_however_short_the_run_was() -> None:
+    """0.999 a step keeps nine tenths of the base model through a hundred steps."""
+    model, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(average.weight)
+    with torch.no_grad():
+        for step in range(1, 101):
+            model.weight.fill_(step / 100)
+            update_average(average, model, 0.999, step)
+        assert 0.8 < average.weight.item() < 1
+        for step in range(101, 20_000):
+            update_average(average, model, 0.999, step)
+        before = average.weight.item()
+        model.weight.fill_(2.0)
+        update_average(average, model, 0.999, 20_000)
+    assert average.weight.item() - before == pytest.approx(0.001, rel=0.01)
+
+
 def test_an_exported_voice_speaks(storage: Path, one_worker: list[dict[str, Any]], tmp_path: Path) -> None:
     folder = export_voice(storage / "one", tmp_path / "voice", dtype="fp32")
     voice = load_voice_model(str(folder))
     assert voice.get_supported_speakers() == ["anna", "bert"]
     assert wants_whole_text(voice)
+    assert trained_language(voice) == "auto"
     saved = load_file(storage / "one" / "artifacts" / "voice.safetensors")
     loaded = voice.model.state_dict()
     assert saved.keys() == loaded.keys()
@@ -103,10 +156,19 @@ def test_an_exported_voice_speaks(storage: Path, one_worker: list[dict[str, Any]
     assert rate == 24_000 and 0 < len(wavs[0]) <= 12 * 1920
     card = (folder / "README.md").read_text()
     best = min(line["validation_loss"] for line in one_worker if "validation_loss" in line)
-    assert "24 utterances" in card and f"{best:.4g}" in card and "Consent was stated" in card
+    assert "22 utterances" in card and "held-out texts" in card and f"{best:.4g}" in card and "Consent was stated" in card
     assert json.loads((folder / "consent.json").read_text())["speakers"] == ["anna", "bert"]
+    held_out = read_rows(folder / "held_out.jsonl", needed=("audio", "text", "speaker"))
+    assert len(held_out) == 2 and all(Path(row["audio"]).is_file() for row in held_out)
     with pytest.raises(ValueError, match="is there already"):
         export_voice(storage / "one", folder)
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    export_voice(storage / "one", folder, dtype="fp32", overwrite=True)
+    assert (folder / "model.safetensors").stat().st_mtime_ns > before
+    (folder / "consent.json").unlink()
+    with pytest.raises(ValueError, match=r"no voice that export.py wrote"):
+        export_voice(storage / "one", folder, overwrite=True)
+    assert (folder / "README.md").is_file()
 
 
 def test_lora_and_an_average_are_exported_as_plain_weights(

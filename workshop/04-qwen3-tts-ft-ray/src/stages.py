@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--learning-rate", type=float, help="(default: that of train.py)")
     add("--num-epochs", type=int, default=10, help="at most (default: %(default)s)")
     add("--speaker-name", help="whose voice it is")
+    add(
+        "--speaker-from",
+        choices=["name", "folder", "transcripts"],
+        help="what says whose a recording is, of several speakers (default: name)",
+    )
     add("--transcripts", type=Path, help="what is said, as CSV or JSONL")
     add("--asr-model", help="faster-whisper model, a folder or a size as small: hears what is said, and scores")
     add("--language", default="auto", help="as English (default: %(default)s)")
@@ -61,7 +65,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def process(args: argparse.Namespace) -> Iterator[Command]:
     """Recordings to segments with their texts."""
     yield script("process.py", "--input-dir", args.input_dir, "--output-dir", args.output_dir, "--language",
-                 args.language, *given(args, "speaker_name", "transcripts", "asr_model", "num_workers"),
+                 args.language, *given(args, "speaker_name", "speaker_from", "transcripts", "asr_model", "num_workers"),
                  *shared(args))  # fmt: skip
 
 
@@ -85,9 +89,8 @@ def train(args: argparse.Namespace) -> Iterator[Command]:
         *optional("--batch-frames", batch_frames(codes, args.batch_size)),
         *given(args, "learning_rate", "lora_rank"), *consent(args),
     ]  # fmt: skip
-    remove_earlier_voice(voice_folder(args))
     yield script("export.py", "--run", args.output_dir / "runs" / run_name(args), "--output", voice_folder(args),
-                 "--model-path", args.model_path)  # fmt: skip
+                 "--model-path", args.model_path, "--overwrite")  # fmt: skip
 
 
 def infer(args: argparse.Namespace) -> Iterator[Command]:
@@ -189,15 +192,6 @@ def batch_frames(codes: Path, batch_size: int | None) -> int | None:
     rows = read_jsonl(codes, "run --prepare first")
     lengths = [len(row["audio_codes"]) + 1 for row in rows]  # and the end of speech
     return max(max(lengths), round(batch_size * sum(lengths) / len(lengths)))
-
-
-def remove_earlier_voice(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not (folder / "consent.json").is_file():
-        raise StageFailed(f"{folder} is there, and no voice that export.py wrote: remove it, or give another --name")
-    print(f"{folder} is of an earlier run: it is written anew", flush=True)
-    shutil.rmtree(folder)
 
 
 def speaker_to_compare(args: argparse.Namespace) -> str:
