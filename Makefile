@@ -40,6 +40,7 @@ voice: .venv-voice/installed
 	.venv-voice/bin/pip install --quiet --upgrade pip
 	.venv-voice/bin/pip install --quiet --constraint constraints.txt torch
 	.venv-voice/bin/pip install --quiet setuptools wheel
+	.venv-voice/bin/pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed
 	.venv-voice/bin/pip install --quiet --constraint constraints.txt --editable '.[voice-tools]' \
 		pytest pytest-timeout pytest-xdist hypothesis
 	# These two ask for packages that they do without: torchaudio and sox, a backport of typing.

@@ -20,8 +20,8 @@ from torch.utils.data import Dataset
 from keepstep.errors import DataError
 
 FIRST_SPEAKER_ID = 952
-"""Counted from the end of the codebook, 3000 of 3072: above the tags and the end of speech. Qwen's own custom voices have
-places here, too; a base model has none of them."""
+"""Counted from the end of the codebook, 3000 of 3072: above the tags and the end of speech. Qwen's own custom voices
+have places here, too; a base model has none of them."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class SameUtterances:
     def load_state_dict(self, state: dict[str, str]) -> None:
         if state["fingerprint"] != self._fingerprint:
             raise DataError(
-                f"the run was begun with other utterances or batches ({state['said']}; now {self._said}): give it those "
-                "again, or begin anew with another --name"
+                f"the run was begun with other utterances or batches ({state['said']}; now {self._said}): give it "
+                "those again, or begin anew with another --name"
             )
 
 

@@ -33,7 +33,7 @@ def test_what_the_hub_does_not_give_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_folder_is_never_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo_id: pytest.fail(f"asked for {repo_id}"))
-    with pytest.raises(ValueError, match="has no config.json: name the folder of a Qwen3-TTS model"):
+    with pytest.raises(ValueError, match=r"has no config\.json: name the folder of a Qwen3-TTS model"):
         local_folder(str(tmp_path))
     for absent in (str(tmp_path / "absent"), "./voice/base", "some/where/else"):
         with pytest.raises(ValueError, match="is not there"):

@@ -110,7 +110,8 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path, script: tuple[s
 
 def test_a_stopped_run_refuses_other_utterances(tmp_path: Path, script: tuple[str, ...], codes_file: Path) -> None:
     """Where it stands among its batches would mean nothing, and held-out texts would be others."""
-    words = [sys.executable, "-m", "keepstep", "run", "--name", "a", "--storage", str(tmp_path), str(RECIPE / "train.py")]
+    words = [sys.executable, "-m", "keepstep", "run", "--name", "a", "--storage", str(tmp_path)]
+    words += [str(RECIPE / "train.py")]
     going = subprocess.Popen([*words, *script, "--num-epochs", "500"], stderr=subprocess.DEVNULL)
     metrics = tmp_path / "a" / "metrics.jsonl"
     while going.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 4):
@@ -156,7 +157,7 @@ def test_an_exported_voice_speaks(storage: Path, one_worker: list[dict[str, Any]
     assert rate == 24_000 and 0 < len(wavs[0]) <= 12 * 1920
     card = (folder / "README.md").read_text()
     best = min(line["validation_loss"] for line in one_worker if "validation_loss" in line)
-    assert "22 utterances" in card and "held-out texts" in card and f"{best:.4g}" in card and "Consent was stated" in card
+    assert all(words in card for words in ("22 utterances", "held-out texts", f"{best:.4g}", "Consent was stated"))
     assert json.loads((folder / "consent.json").read_text())["speakers"] == ["anna", "bert"]
     held_out = read_rows(folder / "held_out.jsonl", needed=("audio", "text", "speaker"))
     assert len(held_out) == 2 and all(Path(row["audio"]).is_file() for row in held_out)
