@@ -23,10 +23,12 @@ import torch
 import xxhash
 from audio import Wav, audio_info, load_audio
 from code_parts import CodeParts, Codes
-from on_ray import ray_connected
+from on_ray import as_workers_find, ray_connected, ray_errors_named, workers_with_room
 from qwen import Codec, chosen_device, load_codec
 from rows import Row, read_rows, write_rows
 
+TEXTS = ("audio", "text", "speaker", "ref_audio", "language")
+"""Fields of a row that are strings."""
 MOST_APART_S = 0.2
 """How far a row's duration may be from its audio's: two frames and rounding."""
 LONGEST_S = 120.0
@@ -100,7 +102,7 @@ def load_checked(codec: Codec, task: Task) -> Wav:
 def check_duration(audio: str, found_s: float, said_s: float) -> None:
     if found_s > LONGEST_S:
         raise ValueError(f"{audio} is {found_s:.1f} s long, more than {LONGEST_S:g} s: cut it with process.py")
-    if abs(found_s - said_s) > MOST_APART_S:
+    if not abs(found_s - said_s) <= MOST_APART_S:  # nor is NaN
         raise ValueError(
             f"{audio} has {found_s:.2f} s, the row says {said_s:.2f} s: it was changed or cut short after it was "
             "written; run process.py again"
@@ -146,23 +148,29 @@ def complete_rows(rows: list[Row], speaker: str | None) -> list[Row]:
     references: dict[str, str] = {}
     completed = []
     for row in rows:
-        named = str(row.get("speaker") or speaker or "").lower()
-        reference = references.setdefault(named, str(row.get("ref_audio") or row["audio"]))
-        completed.append(
-            {
-                "audio": row["audio"],
-                "text": str(row.get("text") or "").strip(),
-                "speaker": named,
-                "ref_audio": row.get("ref_audio") or reference,
-                "language": row.get("language") or "auto",
-                "duration_s": row.get("duration_s"),
-            }
-        )
+        full = {name: "" if row.get(name) is None else row[name] for name in TEXTS}
+        full["duration_s"] = row.get("duration_s")
+        completed.append(full)
+        if type(full["speaker"]) is int:  # many corpora number their speakers
+            full["speaker"] = str(full["speaker"])
+        if _no_strings(full):  # make_task says so
+            continue
+        full["text"] = full["text"].strip()
+        full["speaker"] = (full["speaker"] or speaker or "").lower()
+        reference = references.setdefault(full["speaker"], full["ref_audio"] or full["audio"])
+        full["ref_audio"] = full["ref_audio"] or reference
+        full["language"] = full["language"] or "auto"
     return completed
+
+
+def _no_strings(row: Row) -> list[str]:
+    return [f"its {name} is {row[name]!r}, a string is expected" for name in TEXTS if not isinstance(row[name], str)]
 
 
 def make_task(number: int, row: Row, codec_identity: str) -> Task | str:
     """The row as a task, or the reason why it can be none."""
+    if wrong := _no_strings(row):
+        return "; ".join(wrong)
     if not row["text"]:
         return "it has no text"
     if not row["speaker"]:
@@ -183,7 +191,7 @@ def make_task(number: int, row: Row, codec_identity: str) -> Task | str:
 
 
 def _number(said: object, otherwise: float) -> float:
-    if not isinstance(said, (int, float, type(None))):
+    if not isinstance(said, int | float | None) or isinstance(said, bool):
         raise ValueError(f"its duration_s is {said!r}, no number of seconds")
     return float(said) if said is not None else otherwise
 
@@ -192,39 +200,21 @@ def encode_on_ray(tasks: Sequence[Task], args: argparse.Namespace) -> Iterator[l
     """What each batch came to, as they are finished."""
     import ray.data
 
-    has = ray.cluster_resources()
-    num_gpus = int(has.get("GPU", 0))
-    if args.device == "cuda" and not num_gpus:
-        raise ValueError("--device cuda: this Ray has no GPU; give --device cpu, or auto")
-    on_gpu = num_gpus > 0 and args.device != "cpu"
-    wanted = args.num_workers or (num_gpus if on_gpu else max(1, int(has.get("CPU", 1)) - 1))
-    kind, room = ("GPU", num_gpus) if on_gpu else ("CPU", int(has.get("CPU", 0)))
-    if wanted > room:
-        raise ValueError(f"--num-workers {wanted} ask for a {kind} each, this Ray has {room}: give {room} or fewer")
-    device = "cuda" if on_gpu else "cpu"
-    batches = plan_batches(tasks, args.batch_seconds or BATCH_SECONDS[device])
-    num_workers = min(wanted, len(batches))
-    print(f"{num_workers} worker{'s' * (num_workers > 1)} on {kind}s, {len(batches)} batches", flush=True)
+    workers = workers_with_room(args.device, args.num_workers, spare_cpus=1)
+    batches = plan_batches(tasks, args.batch_seconds or BATCH_SECONDS[workers.device])
+    workers = workers.at_most(len(batches))
+    print(f"{workers}, {len(batches)} batches", flush=True)
     dataset = ray.data.from_items(
         [{"tasks": json.dumps([asdict(task) for task in batch])} for batch in batches],
         override_num_blocks=len(batches),  # a block is what an actor gets at once
     )
-    pool = ray.data.ActorPoolStrategy(size=num_workers, max_tasks_in_flight_per_actor=2)
-    arguments = (str(_as_workers_find(args.model_path)), device)
-    needs = {"num_gpus": 1} if on_gpu else {"num_cpus": 1}
-    done = dataset.map_batches(Encoder, batch_size=1, compute=pool, fn_constructor_args=arguments, **needs)
-    try:
+    pool = ray.data.ActorPoolStrategy(size=workers.num, max_tasks_in_flight_per_actor=2)
+    arguments = (as_workers_find(args.model_path), workers.device)
+    done = dataset.map_batches(Encoder, batch_size=1, compute=pool, fn_constructor_args=arguments, **workers.needs)
+    with ray_errors_named():
         for block in done.iter_batches(batch_size=None, batch_format="numpy"):
             columns = [block[field].tolist() for field in Encoded._fields]
             yield [Encoded(*values) for values in zip(*columns, strict=True)]
-    except (ray.exceptions.RayError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"Ray gave up ({first}); what is done is kept: the same command goes on") from error
-
-
-def _as_workers_find(model_path: str) -> Path | str:
-    """Workers have another current folder."""
-    return Path(model_path).absolute() if Path(model_path).exists() else model_path
 
 
 def encode_here(codec: Codec, tasks: Sequence[Task], args: argparse.Namespace) -> Iterator[list[Encoded]]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from assembly import Assembled, assemble, count
 from consent import add_consent, require_consent
-from on_ray import ray_connected
+from on_ray import as_workers_find, ray_connected, ray_errors_named, workers_with_room
 from quality import MAX_CER, MIN_SNR_DB, Limits
 from qwen import chosen_device
 from recording import Record, Recorder, Settings, Source
@@ -49,34 +51,45 @@ class Worker:
         source = Source(**json.loads(row["source"]))
         record = self._results.begin(source)
         if record is None:
-            record = self._recorder.process(source)
-            if not record.get("retry"):
-                self._results.save(source, record)
-            self._results.end(source)
+            try:
+                record = self._recorder.process(source)
+                if not record.get("retry"):
+                    self._results.save(source, record)
+            finally:  # when stopped on request, too: only what kills the process leaves its try standing
+                self._results.end(source)
         return {"source": row["source"], "record": json.dumps(record), "took_s": time.monotonic() - began}
 
 
 def work_here(sources: Sequence[Source], args: argparse.Namespace, settings: Settings) -> Iterator[dict[str, Any]]:
-    device = chosen_device(args.device)
-    worker = Worker(str(args.output_dir), settings, device, args.cpus_per_worker)
-    for source in sources:
-        yield worker({"source": json.dumps(asdict(source))})
+    worker = Worker(str(args.output_dir), settings, chosen_device(args.device), args.cpus_per_worker)
+    with _stopped_in_order():
+        for source in sources:
+            yield worker({"source": json.dumps(asdict(source))})
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """Makes a request to stop an exception, as Ctrl-C is one: else it would look as if the recording had killed us."""
+
+    def stop(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    requests = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for request in requests:  # under nohup SIGHUP is none
+        signal.signal(request, stop)
+    try:
+        yield
+    finally:
+        for request in requests:
+            signal.signal(request, signal.SIG_DFL)
 
 
 def work_on_ray(sources: Sequence[Source], args: argparse.Namespace, settings: Settings) -> Iterator[dict[str, Any]]:
     """Long recordings first, one at a time to each actor, so that none is left alone with them at the end."""
     import ray.data
 
-    has = ray.cluster_resources()
-    num_gpus, num_cpus = int(has.get("GPU", 0)), int(has.get("CPU", 1))
-    if args.device == "cuda" and not num_gpus:
-        raise ValueError("--device cuda: this Ray has no GPU; give --device cpu, or auto")
-    on_gpu = num_gpus > 0 and args.device != "cpu"
-    room = max(1, min(num_cpus // args.cpus_per_worker, num_gpus if on_gpu else num_cpus))
-    if (args.num_workers or 0) > room:
-        raise ValueError(f"--num-workers {args.num_workers}: this Ray has room for {room}: give {room} or fewer")
-    num_workers = min(args.num_workers or room, len(sources))
-    print(f"{num_workers} worker{'s' * (num_workers > 1)} on {'GPUs' if on_gpu else 'CPUs'}", flush=True)
+    workers = workers_with_room(args.device, args.num_workers, args.cpus_per_worker).at_most(len(sources))
+    print(workers, flush=True)
     by_size = sorted(sources, key=lambda source: -source.size)
     dataset = ray.data.from_items(
         [{"source": json.dumps(asdict(source))} for source in by_size],
@@ -84,21 +97,12 @@ def work_on_ray(sources: Sequence[Source], args: argparse.Namespace, settings: S
     )
     done = dataset.map(
         Worker,
-        compute=ray.data.ActorPoolStrategy(size=num_workers, max_tasks_in_flight_per_actor=2),
-        fn_constructor_args=(
-            str(args.output_dir),
-            settings,
-            "cuda" if on_gpu else "cpu",
-            args.cpus_per_worker,
-        ),
-        num_cpus=args.cpus_per_worker,
-        num_gpus=1 if on_gpu else 0,
+        compute=ray.data.ActorPoolStrategy(size=workers.num, max_tasks_in_flight_per_actor=2),
+        fn_constructor_args=(str(args.output_dir), settings, workers.device, args.cpus_per_worker),
+        **workers.needs,
     )
-    try:
+    with ray_errors_named():
         yield from done.iter_rows()
-    except (ray.exceptions.RayError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"Ray gave up ({first}); what is done is kept: the same command goes on") from error
 
 
 def work(
@@ -112,6 +116,7 @@ def work(
     if pending and args.num_workers == 0:
         _follow(work_here(pending, args, settings), pending, records)
     elif pending:
+        results.forget_tries()
         with ray_connected(args.address):
             _follow(work_on_ray(pending, args, settings), pending, records)
     return [(source, records[source]) for source in sources]
@@ -141,15 +146,13 @@ def _follow(done: Iterator[dict[str, Any]], pending: Sequence[Source], records: 
 def process(args: argparse.Namespace) -> tuple[Assembled, dict[str, Any]]:
     """Writes segments.jsonl, rejected.jsonl, process.json and report.html; returns what is in them, and figures."""
     args.output_dir = args.output_dir.resolve()
-    if args.check_transcripts and not args.asr_model:
-        raise ValueError("--check-transcripts needs --asr-model to hear what is said")
     if not args.asr_model and not args.transcripts:
         raise ValueError(
             "what is said must be known: give --transcripts FILE, --asr-model small (or a folder), or both"
         )
     found = find_sources(Asked(args.input_dir, args.output_dir, args.transcripts, args.speaker_name, args.speaker_from))
     consent = require_consent(args, {source.speaker for source in found.sources})
-    settings = Settings(_as_workers_find(args.asr_model), language_letters(args.language), args.check_transcripts)
+    settings = Settings(args.asr_model and as_workers_find(args.asr_model), language_letters(args.language))
     if settings.asr_model:
         check_model(settings.asr_model)
     results = Results(args.output_dir, settings)
@@ -170,10 +173,26 @@ def process(args: argparse.Namespace) -> tuple[Assembled, dict[str, Any]]:
     write_rows(args.output_dir / "rejected.jsonl", assembled.rejected)
     summary = {"input_dir": str(args.input_dir.resolve()), "settings": described, "counts": counts}
     summary |= {"warnings": assembled.warnings, "consent": consent}
-    with whole_file(args.output_dir / "process.json") as file:
-        file.write(json.dumps(summary, ensure_ascii=False, indent=2).encode() + b"\n")
+    _write_summary(args.output_dir / "process.json", summary)
     write_report(args.output_dir / "report.html", assembled.kept, assembled.rejected, summary)
     return assembled, counts
+
+
+def _write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Where all else is as it was, nothing is stated anew: the date of consent stays, and with it every byte."""
+
+    def content(date: str) -> bytes:
+        dated = summary | {"consent": summary["consent"] | {"date": date}}
+        return json.dumps(dated, ensure_ascii=False, indent=2).encode() + b"\n"
+
+    try:
+        before = path.read_bytes()
+        if content(json.loads(before)["consent"]["date"]) == before:
+            return
+    except (OSError, ValueError, LookupError, TypeError):  # there is none, or none that we wrote
+        pass
+    with whole_file(path) as file:
+        file.write(content(summary["consent"]["date"]))
 
 
 def language_letters(language: str) -> str:
@@ -186,13 +205,7 @@ def language_letters(language: str) -> str:
     return known.get(lower, "auto")
 
 
-def _as_workers_find(model: str | None) -> str | None:
-    """Workers have another current folder."""
-    folder = Path(model or "").expanduser()
-    return str(folder.absolute()) if model and folder.is_dir() else model
-
-
-def _tell(assembled: Assembled, counts: dict[str, Any], output_dir: Path) -> None:
+def _tell(assembled: Assembled, counts: dict[str, Any], args: argparse.Namespace) -> None:
     for text in assembled.warnings:
         print(f"warning: {text}")
     reasons = ", ".join(f"{number} {reason}" for reason, number in counts["reasons"].items())
@@ -205,7 +218,9 @@ def _tell(assembled: Assembled, counts: dict[str, Any], output_dir: Path) -> Non
         reference = Path(own["ref_audio"]).name
         plural = "s" * (own["segments"] != 1)
         print(f"{speaker}: {own['segments']} segment{plural}, {own['minutes']:.1f} min, reference {reference}")
-    print(f"written: segments.jsonl, rejected.jsonl, process.json, report.html in {output_dir}")
+    print(f"written: segments.jsonl, rejected.jsonl, process.json, report.html in {args.output_dir}")
+    if not args.asr_model:
+        print("the transcripts were not compared with what is said: --asr-model small (or a folder) does that")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -217,14 +232,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--speaker-from", choices=["name", "folder", "transcripts"], default="name",
         help="where speakers are named: by --speaker-name, by the first folder below the input,"
         " or in the transcript file (default: %(default)s)")  # fmt: skip
-    add("--transcripts", type=Path,
-        help="what is said: CSV (with , or |) or JSONL with audio, file or id; text; perhaps speaker")  # fmt: skip
-    add("--asr-model", help="faster-whisper model for what has no transcript: a folder, or a size as small")
     add(
-        "--check-transcripts",
-        action="store_true",
-        help="let the ASR model hear each segment alone, and compare its text with that",
+        "--transcripts",
+        type=Path,
+        help="what is said: CSV (with , | ; or tabs) or JSONL with audio, file or id; text; perhaps speaker",
     )
+    add("--asr-model", help="faster-whisper model, a folder or a size as small: hears what has no transcript, and"
+        " compares the transcripts that there are with what is said")  # fmt: skip
     add("--max-cer", type=float, default=MAX_CER,
         help="letters that may differ there, as a share (default: %(default)s)")  # fmt: skip
     add("--language", default="auto", help="spoken language, as en or English (default: %(default)s)")
@@ -251,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         assembled, counts = process(args)
     except ValueError as error:
         sys.exit(str(error))
-    _tell(assembled, counts, args.output_dir)
+    _tell(assembled, counts, args)
     if not assembled.kept:
         sys.exit(f"nothing can be used: {args.output_dir / 'rejected.jsonl'} says why, line by line")
 

@@ -218,7 +218,7 @@ def judge_text(
         problems.append(
             Problem(
                 "transcript-mismatch",
-                f"{cer:.0%} of the letters differ from what was heard, {limits.max_cer:.0%} may: {heard!r}",
+                f"{cer:.0%} of the letters differ from what was heard, {limits.max_cer:.0%} may (--max-cer): {heard!r}",
             )
         )
     if confidence is not None and confidence < MIN_CONFIDENCE:

@@ -14,6 +14,7 @@ import soxr
 import xxhash
 from audio import SAMPLE_RATE_HZ, AudioError, Wav, audio_info, stream_audio, write_wav
 from quality import SILENT_DBFS, measure
+from scores import SCORER_RATE_HZ, SpeakerEncoder, Unscorable
 from segments import (
     MAX_SEGMENT_S,
     MIN_SEGMENT_S,
@@ -28,11 +29,10 @@ from segments import (
     stretches,
     whole,
 )
-from speakers import SCORER_RATE_HZ, SpeakerEncoder, Unscorable
 from spoken import spoken_form
-from transcripts import AUTO, LANGUAGES, Recogniser, align, confidence, disagreement
+from transcripts import AUTO, LANGUAGES, OtherLanguage, Recogniser, align, confidence, disagreement
 
-VERSION = 1
+VERSION = 2
 """Raised when a recording would be cut or measured in another way: results of older versions are made anew."""
 TARGET_LUFS = -23.0
 """EBU R 128: all segments are equally loud, and peaks have room."""
@@ -69,9 +69,9 @@ class Settings:
     """What decides how a recording is cut, besides the recording."""
 
     asr_model: str | None
+    """Hears what has no transcript, and what given ones are compared with."""
     language: str
     """Whisper's letters, or auto."""
-    check_transcripts: bool
 
 
 class Recorder:
@@ -91,6 +91,8 @@ class Recorder:
             return self._processed(source)
         except AudioError as error:
             return _rejected("unreadable", str(error).replace(source.path, "it", 1))  # every row names its source
+        except OtherLanguage as error:
+            return _rejected("other-language", str(error))
         except Exception as error:  # one recording must not stop the others; it is named, and tried again next time
             where = traceback.format_exc(limit=-3)
             return _rejected("failed", f"{type(error).__name__}: {error}") | {"retry": True, "traceback": where}
@@ -145,14 +147,16 @@ class Recorder:
     def _hear(self, source: Source, spans: Sequence[Span], is_long: bool) -> tuple[list[Word], str]:
         """The words that were recognised, where they are needed to cut, and the language."""
         language = self._settings.language
+        if self._recogniser is None:
+            return [], language
+        spoken = phrases(spans)
+        if language == "auto":
+            longest = max(spoken, key=lambda phrase: phrase.duration_s)  # tells most, and more than a "hm" at the start
+            (wav,) = cut_all(stream_audio(source.path), [longest])
+            language = self._recogniser.language(wav)
         words: list[Word] = []
-        if self._recogniser and (source.text is None or is_long or language == "auto"):
-            spoken = phrases(spans)
+        if source.text is None or is_long:
             for phrase, wav in zip(spoken, cut_all(stream_audio(source.path), spoken), strict=True):
-                if language == "auto":
-                    language = self._recogniser.language(wav)
-                if source.text is not None and not is_long:
-                    break
                 words += self._recogniser.words(wav, language, phrase.start_s)
         return words, language
 
@@ -162,13 +166,15 @@ class Recorder:
         """The segment, with its words anew where they were in doubt, and what was heard to compare its text with."""
         inside = [w for w in heard if segment.start_s <= (w.start_s + w.end_s) / 2 <= segment.end_s]
         is_usable = MIN_SEGMENT_S <= segment.duration_s <= MAX_SEGMENT_S
-        is_in_doubt = source.text is None and (segment.is_doubtful or confidence(segment.words) < DOUBTFUL)
-        is_asked = self._settings.check_transcripts or is_in_doubt
+        if source.text is None:
+            compared, is_asked = None, segment.is_doubtful or confidence(segment.words) < DOUBTFUL
+        else:  # given: what was heard to cut it is compared already
+            compared, is_asked = inside or None, not inside
         if self._recogniser is None or not is_usable or not is_asked:
-            return segment, (inside or None if source.text is not None else None)
+            return segment, compared
         # Alone: what is heard now is said in this segment and nowhere else.
         again = self._recogniser.words(wav, language, segment.start_s)
-        if is_in_doubt:
+        if source.text is None:
             segment = replace(segment, words=tuple(again))
         return segment, again
 

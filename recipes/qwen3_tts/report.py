@@ -30,6 +30,7 @@ MEANINGS = {
     "no-transcript": "nothing tells what is said",
     "no-words": "speech in which no words were recognised",
     "noisy": "too much background",
+    "other-language": "a language that the model does not speak",
     "other-speaker": "the voice is not like the rest of the set",
     "silent": "nothing to be heard",
     "too-long": "no place to cut was found within 15 s",
@@ -73,7 +74,7 @@ def write_report(path: Path, kept: Sequence[Row], rejected: Sequence[Row], summa
     speakers = ", ".join(counts["speakers"]) or "nobody"
     parts = [
         f"<h1>Recordings of {escape(speakers)}</h1>",
-        f"<p class='from'>{escape(_made_with(summary))}</p>",
+        f"<p class='from'>{escape(_made_with(summary, kept))}</p>",
         _totals(counts),
         _warnings(summary["warnings"]),
         _durations(kept),
@@ -92,13 +93,16 @@ def write_report(path: Path, kept: Sequence[Row], rejected: Sequence[Row], summa
         file.write(content.encode())
 
 
-def _made_with(summary: Mapping[str, Any]) -> str:
-    settings = summary["settings"]
-    model = settings["asr_model"]
-    texts = f"words by {Path(model).name}" if model else "given transcripts"
-    checked = ", given transcripts checked" if settings["check_transcripts"] else ""
+def _made_with(summary: Mapping[str, Any], kept: Sequence[Row]) -> str:
+    model = summary["settings"]["asr_model"]
+    texts = {
+        "asr": f"words by {Path(model or '').name}",
+        "given": f"given transcripts, {'compared' if model else 'not compared'} with what is said",
+    }
+    kinds = sorted({row["transcript"] for row in kept})
     note = summary["consent"].get("note")
-    return f"from {summary['input_dir']} · {texts}{checked} · consent stated{f': {note}' if note else ''}"
+    stated = f"consent stated{f': {note}' if note else ''}"
+    return " · ".join([f"from {summary['input_dir']}", *(texts[kind] for kind in kinds), stated])
 
 
 def _totals(counts: Mapping[str, Any]) -> str:

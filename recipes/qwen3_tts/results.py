@@ -13,7 +13,7 @@ from keepstep.data.fetch import whole_file
 
 FOLDER = ".done"
 MAX_TRIES = 2
-"""A recording that has killed so many workers is left alone: it would kill them all."""
+"""A recording that has killed so many processes is left alone: it would kill all workers, and every run without Ray."""
 
 
 class Results:
@@ -40,7 +40,10 @@ class Results:
         self.folder.mkdir(parents=True, exist_ok=True)
         with whole_file(claimed) as file:
             file.write(str(input_dir.resolve()).encode())
-        for tries in self.folder.glob("*.tries"):  # of a run that was stopped, which says nothing about the recording
+
+    def forget_tries(self) -> None:
+        """Before a run on Ray: what kills costs workers there, not the run, and a stop leaves tries of all at work."""
+        for tries in self.folder.glob("*.tries"):
             tries.unlink()
 
     def key(self, source: Source) -> str:
@@ -72,14 +75,18 @@ class Results:
         return next((path for path in self.places(source, row) if _digest(path) == row["digest"]), None)
 
     def begin(self, source: Source) -> Record | None:
-        """Counts a try; a record that says so if there were too many already."""
+        """Counts a try, which stays until `end` if the process is killed; a record if there were too many already."""
         path = self._tries(source)
         num_tries = int(path.read_text()) if path.is_file() else 0
         if num_tries >= MAX_TRIES:
-            detail = f"{num_tries} workers died of it: it broke the decoder, or memory ran out; see Ray's logs"
+            detail = (
+                f"{num_tries} processes died of it: it broke the decoder, or memory ran out (on Ray its logs tell);"
+                f" delete {path.relative_to(self.output_dir)} to have it tried again"
+            )
             rejected = {"start_s": None, "end_s": None, "reason": "crashed", "detail": detail}
             return {"segments": [], "rejected": [rejected], "warnings": [], "duration_s": 0.0, "retry": True}
-        path.write_text(str(num_tries + 1))
+        with whole_file(path) as file:
+            file.write(str(num_tries + 1).encode())
         return None
 
     def end(self, source: Source) -> None:
@@ -89,6 +96,7 @@ class Results:
         """Deletes records of recordings and settings that are no more, and audio that none names; how many files."""
         current = {f"{self.key(source)}.json" for source in sources}
         stale = [path for path in self.folder.glob("*.json") if path.name not in current]
+        stale += [path for path in self.folder.glob("*.tries") if f"{path.stem}.json" not in current]
         for name in ("segments", "rejected"):
             stale += [path for path in (self.output_dir / name).rglob("*.wav") if path not in audio]
         for path in stale:

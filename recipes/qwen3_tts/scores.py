@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -153,11 +153,11 @@ class Speakers:
     def names(self) -> list[str]:
         return [self.target, *sorted(name for name, own in self._recordings.items() if own and name != self.target)]
 
-    def place(self, embedding: Embedding, without: str | None = None) -> Place:
-        """`without`: the recording's own name if it is one of those compared with, as nothing may vouch for itself."""
+    def place(self, embedding: Embedding, without: Collection[str] = ()) -> Place:
+        """`without`: the recording's own names, as it may be one of those compared with: nothing vouches for itself."""
         to_each = {}
         for name in self.names:
-            others = [other for key, other in self._recordings[name].items() if key != without]
+            others = [other for key, other in self._recordings[name].items() if key not in without]
             if others:
                 to_each[name] = float(embedding @ mean_voice(others))
         if self.target not in to_each:
@@ -169,7 +169,9 @@ class Speakers:
     def same_speaker(self) -> list[float]:
         """How similar the target's own recordings are to their others, one left out at a time."""
         own = self._recordings[self.target]
-        return [self.place(embedding, without=key).similarity for key, embedding in own.items()] if len(own) > 1 else []
+        if len(own) < 2:
+            return []
+        return [self.place(embedding, without=[key]).similarity for key, embedding in own.items()]
 
     def different_speakers(self) -> list[float]:
         """How similar everybody else's recordings are to the target."""

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scores import SCORER_RATE_HZ, Embedding, SpeakerEncoder, Unavailable, Unscorable, mean_voice
-
-__all__ = ["SCORER_RATE_HZ", "Embedding", "SpeakerEncoder", "Unavailable", "Unscorable", "Voices", "sort_voices"]
+from scores import Embedding, mean_voice
 
 SAME_VOICE = 0.75
 """Least similarity to the voice of the set. Of 13 real speakers nobody's own segments of 1.5 s and more were below

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -22,7 +22,12 @@ from spoken import compare, spoken_form
 AUDIO_COLUMNS = ("audio", "file", "id", "path", "filename", "file_name", "audio_filepath")
 TEXT_COLUMNS = ("text", "transcript", "sentence", "transcription")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "speaker_name")
-DELIMITERS = ("|", "\t", ",", ";")
+DELIMITERS = ("\t", "|", ";", ",")
+"""What texts rarely hold comes first: where two divide a file alike, it is meant."""
+NUM_LOOKED_AT = 100
+"""So many first lines tell what divides a file."""
+UNNAMED_COLUMNS = {2: ("id", "text"), 3: ("id", "raw", "text")}
+"""Of files without a header. LJ Speech's third is its second with numbers written out: it says better what is heard."""
 MAX_NAMED = 5
 """Bad lines named in one message: enough to see what is wrong with a file."""
 
@@ -42,10 +47,16 @@ LANGUAGES = {
 """Those of Qwen3-TTS, by Whisper's letters. Rows carry the names, which Qwen3-TTS takes."""
 AUTO = "Auto"
 """The language is left to the model."""
+LEAST_SHARE = 0.5
+"""Of LANGUAGES together, by the recogniser: with less it is more likely that none of them is spoken."""
 
 
 class TranscriptError(ValueError):
     """A transcript file or a recogniser that can't be used; the message says why and what to do."""
+
+
+class OtherLanguage(ValueError):
+    """Speech in a language that Qwen3-TTS does not speak; the message says in which, and what to do."""
 
 
 # ---- given texts
@@ -63,7 +74,7 @@ class Given:
 
 
 def read_transcripts(path: str | Path) -> list[Given]:
-    """The rows of a JSONL file, or of a CSV file with `,`, `|`, `;` or tabs: with a header line, or as LJ Speech is."""
+    """The rows of a JSONL file, or of a CSV file with `,`, `|`, `;` or tabs, with a header line or without."""
     path = Path(path)
     if not path.is_file():
         raise TranscriptError(f"{path} is not a file: --transcripts takes a CSV or JSONL file")
@@ -74,7 +85,10 @@ def read_transcripts(path: str | Path) -> list[Given]:
     if path.suffix.lower() in (".jsonl", ".json", ".ndjson") or content.lstrip().startswith("{"):
         rows = _json_rows(path, content)
     else:
-        rows = _csv_rows(path, content)
+        try:
+            rows = _csv_rows(path, content)
+        except csv.Error as error:
+            raise TranscriptError(f"{path} is no CSV ({error}): is a quotation mark left open?") from error
     if not rows:
         raise TranscriptError(f"{path} has no rows")
     return rows
@@ -87,47 +101,37 @@ def _json_rows(path: Path, content: str) -> list[Given]:
             continue
         try:
             rows.append(_given(json.loads(line), number))
-        except (ValueError, AttributeError) as error:
+        except ValueError as error:
             bad.append(f"line {number}: {error}")
     _raise_bad(path, bad, 'one object a line, as {"audio": "a.wav", "text": "what is said"}')
     return rows
 
 
 def _csv_rows(path: Path, content: str) -> list[Given]:
-    first = next((line for line in content.splitlines() if line.strip()), "")
-    delimiter = max(DELIMITERS, key=first.count)
-    if delimiter not in first:
-        raise TranscriptError(f"{path} is no CSV: its first line has none of | , ; or tab: {first[:60]!r}")
-    # With | nobody quotes, and texts hold quotation marks of their own; with commas quoting is what makes it work.
-    quoting = csv.QUOTE_NONE if delimiter in "|\t" else csv.QUOTE_MINIMAL
-    reader = csv.reader(
-        io.StringIO(content, newline=""),
-        delimiter=delimiter,
-        quoting=quoting,
-        skipinitialspace=quoting == csv.QUOTE_MINIMAL,
-    )
-    header: list[str] | None = None
+    delimiter = _delimiter(path, content)
+    reader = _reader(io.StringIO(content, newline=""), delimiter)
+    header: Sequence[str] = ()
     rows, bad = [], []
     for cells in reader:
         number = reader.line_num
         if not any(cell.strip() for cell in cells):
             continue
-        if header is None:
-            header = [cell.strip().lower() for cell in cells]
-            if set(header) & set(AUDIO_COLUMNS) and set(header) & set(TEXT_COLUMNS):
+        if not header:
+            names = [cell.strip().lower() for cell in cells]
+            if set(names) & set(AUDIO_COLUMNS) and set(names) & set(TEXT_COLUMNS):
+                header = names
                 continue
-            if delimiter != "|":
-                raise TranscriptError(
-                    f"{path} names its columns {', '.join(header)[:80]}: one of {', '.join(AUDIO_COLUMNS[:3])} and one"
-                    f" of {', '.join(TEXT_COLUMNS[:2])} are expected"
-                )
-            # LJ Speech: no header, id|text|text with numbers written out, which says better what is heard.
-            header = ["id", "text"] if len(cells) == 2 else ["id", "raw", "text"]
+            header = _unnamed_columns(path, names, delimiter)
         if len(cells) != len(header):
             bad.append(f"line {number} has {len(cells)} fields, not {len(header)}: {delimiter.join(cells)[:50]!r}")
             continue
+        row = dict(zip(header, cells, strict=True))
+        if header is UNNAMED_COLUMNS[3] and 0 < len(row["text"]) < len(row["raw"]) / 2:
+            third = f"its third field, {row['text'][:20]!r}, is far shorter than its second and so not what is said"
+            bad.append(f"line {number}: {third}; name the columns in a first line, as audio|text|speaker")
+            continue
         try:
-            rows.append(_given(dict(zip(header, cells, strict=True)), number))
+            rows.append(_given(row, number))
         except ValueError as error:
             bad.append(f"line {number}: {error}")
     _raise_bad(
@@ -136,17 +140,61 @@ def _csv_rows(path: Path, content: str) -> list[Given]:
     return rows
 
 
-def _given(row: dict[str, Any], line: int) -> Given:
+def _delimiter(path: Path, content: str) -> str:
+    """What divides most of the first lines into as many fields each: texts hold commas, too, but now two, now none."""
+    lines = [line for line in content.splitlines() if line.strip()][:NUM_LOOKED_AT]
+    num_alike = {delimiter: _num_alike(lines, delimiter) for delimiter in DELIMITERS}
+    if not any(num_alike.values()):
+        first = lines[0] if lines else ""
+        raise TranscriptError(f"{path} is no CSV: its first line has none of | , ; or tab: {first[:60]!r}")
+    return max(DELIMITERS, key=lambda delimiter: num_alike[delimiter])
+
+
+def _num_alike(lines: Sequence[str], delimiter: str) -> int:
+    """How many lines have the most common number of fields."""
+    widths = Counter(len(cells) for line in lines for cells in _reader([line], delimiter) if len(cells) > 1)
+    return max(widths.values(), default=0)
+
+
+def _reader(lines: Iterable[str], delimiter: str) -> Any:
+    # With | nobody quotes, and texts hold quotation marks of their own; with commas quoting is what makes it work.
+    is_quoted = delimiter in ",;"
+    quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=delimiter, quoting=quoting, skipinitialspace=is_quoted)
+
+
+def _unnamed_columns(path: Path, first: Sequence[str], delimiter: str) -> Sequence[str]:
+    """The columns of a file whose first line is a row already; an error where it is a header of other names."""
+    known = {*AUDIO_COLUMNS, *TEXT_COLUMNS, *SPEAKER_COLUMNS}
+    is_header = known & set(first) or all(re.fullmatch(r"[a-z_]+", name) for name in first)
+    # With , and ; a third field is more likely a text's own comma, and the text would be cut there.
+    if is_header or len(first) not in ((2, 3) if delimiter in "|\t" else (2,)):
+        raise TranscriptError(
+            f"{path} does not name its columns: its first line is {delimiter.join(first)[:80]!r}, and one of"
+            f" {', '.join(AUDIO_COLUMNS[:3])} and one of {', '.join(TEXT_COLUMNS[:2])} are expected in it"
+        )
+    return UNNAMED_COLUMNS[len(first)]
+
+
+def _given(row: object, line: int) -> Given:
+    if not isinstance(row, dict):
+        raise ValueError(f"it is a {type(row).__name__}, not an object")
     lower = {str(key).lower(): value for key, value in row.items()}
-    audio, text, speaker = (
-        next((lower[name] for name in names if lower.get(name) not in (None, "")), None)
-        for names in (AUDIO_COLUMNS, TEXT_COLUMNS, SPEAKER_COLUMNS)
-    )
-    if not isinstance(audio, str):
+    audio, text, speaker = (_field(lower, names) for names in (AUDIO_COLUMNS, TEXT_COLUMNS, SPEAKER_COLUMNS))
+    if audio is None:
         raise ValueError(f"it names no recording: {', '.join(AUDIO_COLUMNS[:3])} is empty or missing")
-    if text is not None and not isinstance(text, str):
-        raise ValueError(f"its text is a {type(text).__name__}, not a string")
-    return Given(audio.strip(), " ".join((text or "").split()), str(speaker).strip() if speaker else None, line)
+    return Given(audio.strip(), " ".join((text or "").split()), speaker.strip() if speaker else None, line)
+
+
+def _field(row: dict[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these columns that holds something."""
+    name = next((name for name in names if row.get(name) not in (None, "")), None)
+    value = row[name] if name else None
+    if names is SPEAKER_COLUMNS and type(value) is int:  # many corpora number their speakers
+        return str(value)
+    if not isinstance(value, str | None):
+        raise ValueError(f"its {name} is {value!r}, not a string")
+    return value
 
 
 def _raise_bad(path: Path, bad: Sequence[str], expected: str) -> None:
@@ -240,9 +288,18 @@ class Recogniser:
             raise TranscriptError(f"the ASR model {model} can't be loaded: {error}") from error
 
     def language(self, wav: Wav) -> str:
-        """The letters of the language spoken in `wav` (SAMPLE_RATE_HZ), of those that Qwen3-TTS speaks."""
+        """The letters of the language spoken in `wav` (SAMPLE_RATE_HZ); OtherLanguage if Qwen3-TTS speaks it not."""
         _, _, ranked = self._model.detect_language(_for_whisper(wav))
-        return max(((letters, share) for letters, share in ranked if letters in LANGUAGES), key=lambda pair: pair[1])[0]
+        shares = dict(ranked)
+        of_ours = {letters: shares.get(letters, 0.0) for letters in LANGUAGES}
+        if (together := sum(of_ours.values())) < LEAST_SHARE:
+            likeliest = max(shares, key=lambda letters: shares[letters])
+            raise OtherLanguage(
+                f"it sounds like {_language_name(likeliest)} ({shares[likeliest]:.0%}), hardly like one that Qwen3-TTS"
+                f" speaks ({', '.join(LANGUAGES.values())}: {together:.0%} together); if it is one of them, say"
+                " which with --language"
+            )
+        return max(of_ours, key=lambda letters: of_ours[letters])
 
     def words(self, wav: Wav, language: str, start_s: float = 0.0) -> list[Word]:
         """The words of `wav` (SAMPLE_RATE_HZ), at their times plus `start_s`."""
@@ -259,6 +316,13 @@ class Recogniser:
             for piece in pieces
             for word in piece.words or ()
         ]
+
+
+def _language_name(letters: str) -> str:
+    """Of any that Whisper knows: faster-whisper has their letters alone."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES as NAMES
+
+    return NAMES.get(letters, letters).capitalize()
 
 
 def confidence(words: Sequence[Word]) -> float:

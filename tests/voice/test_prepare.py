@@ -180,6 +180,18 @@ def test_rows_that_fail_are_named_and_the_others_made(
     assert "8 of 10 rows failed" in printed and "row 1: " in printed
 
 
+def test_fields_of_another_kind_are_named_row_by_row(voice: Path, tiny_model: Path) -> None:
+    rows = read(voice / "segments.jsonl")
+    wrong: list[tuple[str, Any]] = [("audio", 5), ("text", 3.5), ("speaker", ["anna"]), ("ref_audio", {"a": 1}),
+                                    ("language", 7), ("duration_s", float("nan")), ("duration_s", True)]  # fmt: skip
+    write(voice, [*(rows[0] | {name: value} for name, value in wrong), rows[1] | {"speaker": 1089}])
+    assert [row["speaker"] for row in run(voice, tiny_model)] == ["1089"]
+    failed = [row["reason"] for row in read(voice / "failed.jsonl")]
+    for (name, value), reason in zip(wrong[:5], failed[:5], strict=True):
+        assert reason == f"its {name} is {value!r}, a string is expected"
+    assert "the row says nan s" in failed[5] and "its duration_s is True, no number" in failed[6]
+
+
 def test_failures_that_were_mended_are_forgotten(voice: Path, tiny_model: Path) -> None:
     whole = read(voice / "segments.jsonl")
     break_rows(voice)

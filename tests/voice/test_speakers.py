@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("soxr", reason="needs keepstep[voice]")
 
 from audio import load_audio
-from speakers import SCORER_RATE_HZ, Embedding, SpeakerEncoder, Unavailable, sort_voices
+from scores import SCORER_RATE_HZ, Embedding, SpeakerEncoder, Unavailable
+from speakers import sort_voices
 from voice.recordings import recordings
 
 Voice = tuple[Embedding, float]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("soxr", reason="needs keepstep[voice]")
 
+import transcripts
 from audio import load_audio
 from segments import Word
 from transcripts import (
     Given,
+    OtherLanguage,
     Recogniser,
     TranscriptError,
     align,
@@ -61,6 +65,60 @@ def test_lj_speech_has_no_header_and_the_spoken_text_last(tmp_path: Path) -> Non
     assert read(tmp_path, "LJ1|Yes\nLJ2|No\n") == [("LJ1", "Yes", None), ("LJ2", "No", None)]
 
 
+LJ_SPEECH = """\
+LJ001-0001|Printing, in the only sense with which we are at present concerned, differs from most if not from all the \
+arts and crafts represented in the Exhibition|Printing, in the only sense with which we are at present concerned, \
+differs from most if not from all the arts and crafts represented in the Exhibition
+LJ001-0002|in being comparatively modern.|in being comparatively modern.
+LJ001-0003|For although the Chinese took impressions from wood blocks engraved in relief for centuries before the \
+woodcutters of the Netherlands, by a similar process|For although the Chinese took impressions from wood blocks \
+engraved in relief for centuries before the woodcutters of the Netherlands, by a similar process
+LJ001-0007|the earliest book printed with movable types, the Gutenberg, or "forty-two line Bible" of about 1455,|the \
+earliest book printed with movable types, the Gutenberg, or "forty-two line Bible" of about fourteen fifty-five,
+LJ001-0008|has never been surpassed.|has never been surpassed.
+"""
+"""As its metadata.csv begins: more commas than | in the first line."""
+
+
+def test_the_first_lines_of_lj_speech_are_read(tmp_path: Path) -> None:
+    found = read(tmp_path, LJ_SPEECH, "metadata.csv")
+    assert [audio for audio, _, _ in found] == [f"LJ001-000{k}" for k in (1, 2, 3, 7, 8)]
+    assert found[0][1].startswith("Printing, in the only sense") and found[0][1].endswith("in the Exhibition")
+    assert found[3][1].endswith('"forty-two line Bible" of about fourteen fifty-five,')
+
+
+TEXTS = ("Well, then; go.", "One, two, three, four, five.", "Yes.", "No; never.", "He said, quite loudly, no.")
+
+
+@pytest.mark.parametrize("delimiter", ["|", "\t", ";", ","])
+@pytest.mark.parametrize("header", [(), ("file", "text")])
+@pytest.mark.parametrize("num_texts", [2, 5])
+def test_what_divides_a_file_is_found(tmp_path: Path, delimiter: str, header: tuple[str, ...], num_texts: int) -> None:
+    def quoted(text: str) -> str:
+        return f'"{text}"' if delimiter in ",;" else text
+
+    expected = [(f"{number}.wav", text, None) for number, text in enumerate(TEXTS[:num_texts])]
+    lines = [delimiter.join(header)] if header else []
+    lines += [f"{audio}{delimiter}{quoted(text)}" for audio, text, _ in expected]
+    assert read(tmp_path, "\n".join(lines) + "\n") == expected
+
+
+@pytest.mark.parametrize("delimiter", ["|", "\t"])
+def test_where_several_divide_alike_the_rarest_is_meant(tmp_path: Path, delimiter: str) -> None:
+    content = f"a.wav{delimiter}Well, then; go.\nb.wav{delimiter}Yes, sir; no.\n"
+    assert read(tmp_path, content) == [("a.wav", "Well, then; go.", None), ("b.wav", "Yes, sir; no.", None)]
+
+
+def test_a_line_that_is_wrong_does_not_change_what_divides_the_file(tmp_path: Path) -> None:
+    with pytest.raises(TranscriptError, match="line 4 has 4 fields, not 3: 'LJ001-0007"):
+        read(tmp_path, LJ_SPEECH.replace(' "forty', '|"forty', 1))
+
+
+def test_a_third_column_that_is_no_text_is_not_taken_for_it(tmp_path: Path) -> None:
+    with pytest.raises(TranscriptError, match=r"line 1: its third field, 'anna', is far shorter.*audio\|text\|speaker"):
+        read(tmp_path, "a.wav|Well, then, let us go.|anna\nb.wav|Yes, let us do that.|anna\n")
+
+
 def test_the_real_metadata_is_read(speech: Path) -> None:
     rows = read_transcripts(speech / "metadata.csv")
     assert len(rows) == 404 and rows[0].audio == "lj/LJ001-0001" and rows[0].line == 2
@@ -75,18 +133,28 @@ def test_the_real_metadata_is_read(speech: Path) -> None:
             r"line 2 has 3 fields, not 2: 'a.wav,Well,then.'.*quotation marks",
         ),
         ("audio,text\n,Yes\n", "t.csv", "line 2: it names no recording"),
-        ("name,words\na.wav,Yes\n", "t.csv", "names its columns name, words: one of audio, file, id"),
+        ("name,words\na.wav,Yes\n", "t.csv", "its first line is 'name,words', and one of audio, file, id"),
+        ("name|words|who\na.wav|Yes|Anna\n", "t.csv", r"first line is 'name\|words\|who', and one of audio"),
+        ("file|words\na.wav|Yes\n", "t.csv", "does not name its columns"),
+        ("a.wav,Well, then.\nb.wav,Yes, sir.\n", "t.csv", "does not name its columns: .* 'a.wav,well,then.'"),
+        ('audio,text\na.wav,"' + "Yes. " * 30_000, "t.csv", "is no CSV .*quotation mark left open"),
         ("just a line\n", "t.csv", "is no CSV"),
         ("", "t.csv", "is no CSV"),
         ("audio,text\n", "t.csv", "has no rows"),
         ('{"audio": "a.wav"\n', "t.jsonl", "line 1: .*one object a line"),
-        ('{"audio": "a.wav", "text": 3}\n', "t.jsonl", "line 1: its text is a int"),
-        ("[1]\n", "t.jsonl", "line 1: "),
+        ('{"audio": "a.wav", "text": 3}\n', "t.jsonl", "line 1: its text is 3, not a string"),
+        ('{"audio": 5, "text": "Yes"}\n', "t.jsonl", "line 1: its audio is 5, not a string"),
+        ('{"id": "a", "text": "Yes", "speaker": ["Anna"]}\n', "t.jsonl", r"its speaker is \['Anna'\], not a string"),
+        ("[1]\n", "t.jsonl", "line 1: it is a list, not an object"),
     ],
 )
 def test_bad_files_are_named_with_the_line(tmp_path: Path, content: str, name: str, message: str) -> None:
     with pytest.raises(TranscriptError, match=message):
         read(tmp_path, content, name)
+
+
+def test_speakers_may_be_numbers(tmp_path: Path) -> None:
+    assert read(tmp_path, '{"id": "a", "text": "Yes", "speaker_id": 1089}\n', "t.jsonl") == [("a", "Yes", "1089")]
 
 
 def test_of_many_bad_lines_some_are_named_and_all_are_counted(tmp_path: Path) -> None:
@@ -208,6 +276,34 @@ def test_models_that_are_none_are_named(tmp_path: Path) -> None:
     pytest.importorskip("faster_whisper", reason="needs keepstep[voice]")
     with pytest.raises(TranscriptError, match="the ASR model enormous can't be had"):
         check_model("enormous")
+
+
+def hears(monkeypatch: pytest.MonkeyPatch, shares: dict[str, float]) -> Recogniser:
+    """One that finds these languages."""
+    model = SimpleNamespace(detect_language=lambda wav: (max(shares), 0.0, list(shares.items())))
+    package = SimpleNamespace(WhisperModel=lambda *_, **__: model)
+    monkeypatch.setattr(transcripts, "_whisper", lambda: package)
+    return Recogniser("small")
+
+
+def test_a_language_that_the_model_does_not_speak_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    polish = hears(monkeypatch, {"pl": 0.97, "cs": 0.02, "ru": 0.01})
+    with pytest.raises(OtherLanguage, match=r"like Polish \(97%\).*Chinese, English.*Italian: 1% together.*--language"):
+        polish.language(np.zeros(24_000, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("shares", "language"),
+    [
+        ({"en": 0.98, "cy": 0.02}, "en"),
+        ({"cy": 0.4, "en": 0.35, "de": 0.15, "nn": 0.1}, "en"),  # unsure, but more likely one of ours
+        ({"ru": 0.6, "uk": 0.4}, "ru"),
+    ],
+)
+def test_of_its_own_languages_the_likeliest_is_taken(
+    monkeypatch: pytest.MonkeyPatch, shares: dict[str, float], language: str
+) -> None:
+    assert hears(monkeypatch, shares).language(np.zeros(24_000, np.float32)) == language
 
 
 def test_words_are_heard_at_their_times(speech: Path, whisper_base: Path) -> None:  # noqa: F811
