@@ -1,6 +1,6 @@
 """A page on this machine alone: record a voice, let it say something, and compare it with a voice that was trained.
 
-python demo.py --model Qwen/Qwen3-TTS-12Hz-1.7B-Base --voice voice/voice-anna
+python demo.py --voice voice/voice-anna
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import numpy as np
 import torch
 from audio import SAMPLE_RATE_HZ, Wav, load_audio, write_wav
-from qwen import BASE_MODELS, check_language, chosen_device, load_voice_model, wants_whole_text
-from scores import SCORER_RATE_HZ, SpeakerEncoder, Unavailable, Unscorable
-from zero_shot_clone import (
-    Cloned,
-    check_text,
-    clone,
-    load_base,
-    load_reference,
-    provenance_of,
-    was_cut_short,
+from qwen import (
+    BASE_MODELS,
+    check_language,
+    chosen_device,
+    load_voice_model,
+    local_folder,
+    trained_language,
+    wants_whole_text,
 )
+from scores import SCORER_RATE_HZ, SpeakerEncoder, Unavailable, Unscorable
+from texts import check_text, strange_letters
+from voice_folder import made_from
+from zero_shot_clone import Cloned, clone, load_base, load_reference, most_tokens, provenance_of, was_cut_short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,19 +89,22 @@ class Studio:
         path = self._write("clone", cloned, self.base_name, number)
         trained = self._say_trained(text, language, speaker, number) if self.voice is not None else None
         trained_path = self._write("trained", trained, self.voice_name, number) if trained else None
-        return path, trained_path, self._table(wav, cloned, trained)
+        return path, trained_path, self._table(wav, cloned, trained, strange_letters([text]))
 
     def _say_trained(self, text: str, language: str, speaker: str | None, seed: int) -> Cloned:
         assert self.voice is not None
         speaker = speaker or speakers_of(self.voice)[0]
         language = check_language(self.voice, language)
+        if language == "auto":
+            language = trained_language(self.voice) or language
+        most = most_tokens(self.voice)
         torch.manual_seed(seed)
         began = time.perf_counter()
         wavs, sample_rate_hz = self.voice.generate_custom_voice(
-            check_text(text), speaker, language, non_streaming_mode=wants_whole_text(self.voice)
+            check_text(text), speaker, language, non_streaming_mode=wants_whole_text(self.voice), max_new_tokens=most
         )
         took_s = time.perf_counter() - began
-        cut_short = was_cut_short(self.voice, wavs[0], None)
+        cut_short = was_cut_short(self.voice, wavs[0], most)
         return Cloned(np.asarray(wavs[0], np.float32), sample_rate_hz, took_s, f"trained voice {speaker}", cut_short)
 
     def _write(self, kind: str, said: Cloned, model: str, seed: int) -> Path:
@@ -107,9 +112,9 @@ class Studio:
         write_wav(path, said.wav, said.sample_rate_hz, provenance_of(model, said.method, str(seed)))
         return path
 
-    def _table(self, reference: Wav, cloned: Cloned, trained: Cloned | None) -> str:
+    def _table(self, reference: Wav, cloned: Cloned, trained: Cloned | None, warning: str) -> str:
         lines = ["| | length | real-time factor | similarity to the reference |", "|---|---|---|---|"]
-        notes = []
+        notes = [f"\n{warning}."] if warning else []
         for said in (cloned, trained):
             if said is not None:
                 alike = self._similarity(reference, said)
@@ -228,8 +233,9 @@ def require_free(port: int) -> None:
         raise ValueError(f"port {port} is taken by another program: stop it, or give --port {other or 'another'}")
 
 
-def load_studio(model: str, voice: str | None, device: str, folder: Path) -> Studio:
+def load_studio(model: str | None, voice: str | None, device: str, folder: Path) -> Studio:
     device = chosen_device(device)
+    model = model or (made_from(local_folder(voice)) if voice else None) or BASE_MODELS[0]
     base = load_base(model, device)
     trained = load_voice_model(voice, device) if voice else None
     if trained is not None and trained.model.tts_model_type != "custom_voice":
@@ -247,7 +253,7 @@ def load_studio(model: str, voice: str | None, device: str, folder: Path) -> Stu
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--model", default=BASE_MODELS[0], help="folder or hub id of a base model (default: %(default)s)"
+        "--model", help=f"folder or hub id of a base model (default: what --voice was made from, or {BASE_MODELS[0]})"
     )
     parser.add_argument("--voice", help="folder of a trained voice to compare with, as export.py wrote it")
     parser.add_argument(

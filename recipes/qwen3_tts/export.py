@@ -20,11 +20,9 @@ from rows import write_rows
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from train import ABOUT, WEIGHTS
+from voice_folder import CONSENT, HELD_OUT
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-CONSENT = "consent.json"
-HELD_OUT = "held_out.jsonl"
-"""In an exported voice: what training held out, with its recordings; infer.py says these texts."""
 _NOT_COPIED = (".safetensors", ".bin", ".index.json", ".md", ".gitattributes")
 
 

@@ -1,7 +1,6 @@
 """Speaks held-out texts with the base model, cloning from a reference, and with the fine-tuned voice.
 
-python infer.py --base-model Qwen/Qwen3-TTS-12Hz-0.6B-Base --voice voice/voice-anna --texts held_out.jsonl \\
-    --ref-audio ref.wav --output-dir voice/evaluation
+python infer.py --voice voice/voice-anna --ref-audio ref.wav --output-dir voice/evaluation --i-have-consent
 """
 
 from __future__ import annotations
@@ -20,17 +19,22 @@ import numpy as np
 import soxr
 import torch
 from audio import SAMPLE_RATE_HZ, AudioError, Wav, load_audio, write_wav
-from consent import add_consent, require_consent
+from consent import CONSENT_FLAG, add_consent, require_consent
+from evaluation_folder import SETTINGS, SPEECH, SYNTHETIC
 from qwen import (
     BASE_MODELS,
     check_language,
     chosen_device,
+    identity,
     load_voice_model,
     local_folder,
     require_base,
+    trained_language,
     wants_whole_text,
 )
 from rows import Row, read_rows, write_rows
+from texts import read_texts, strange_letters, texts_to_say
+from voice_folder import HELD_OUT, held_out_texts, made_from, recorded_consent, speaker_of
 from zero_shot_clone import load_reference, provenance_of
 
 from keepstep.data.fetch import whole_file
@@ -38,9 +42,6 @@ from keepstep.data.fetch import whole_file
 if TYPE_CHECKING:
     from qwen_tts import Qwen3TTSModel
 
-GENERATED = "generated.jsonl"
-"""A row a text: {id, text, language, base, fine_tuned, real, source, seconds, frames, cut, keys}."""
-SETTINGS = "infer.json"
 OF_EACH_SYSTEM = ("seconds", "frames", "cut", "keys")
 """Fields of a row that hold a value for each system."""
 NOT_SETTINGS = ("i_have_consent", "consent_note", "output_dir")
@@ -66,6 +67,7 @@ class Voice:
     load: Callable[[], tuple[Qwen3TTSModel, Say]]
     key: str
     """Changes with everything that changes what it says."""
+    consent: dict[str, Any]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -73,43 +75,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--base-model", default=BASE_MODELS[0], help="folder or hub id of the base model, which clones")
+    add("--base-model", help="folder or hub id of the one that clones; without it what the voice was made from")
     add("--voice", type=Path, required=True, help="folder that export.py wrote")
     add("--speaker", help="which of the voice's speakers; needed if it has several")
-    add("--texts", type=Path, required=True, help="a text a line, or JSONL rows with text (and audio: the real one)")
+    texts = "a text a line, or JSONL rows with text (and audio: the real one); without it those that training held out"
+    add("--texts", type=Path, help=texts)
     add("--ref-audio", type=Path, required=True, help="recording of the speaker that the base model clones from")
     add("--ref-text", help="what it says: clones in context; without it by x-vector")
     add("--output-dir", type=Path, default=Path("voice/evaluation"), help="folder for recordings and their rows")
-    add("--language", default="auto", help="of the texts, as English; auto: that of a row, or the model's choice")
+    languages = "auto: for the voice the one it was trained in, for the base model that of a row, or its own choice"
+    add("--language", default="auto", help=f"of the texts, as English; {languages}")
     add("--seed", type=int, default=0, help="another one speaks the texts otherwise")
     add("--max-new-tokens", type=int, default=750, help="longest utterance, in tokens: 12.5 are a second")
     add("--batch-size", type=int, default=1, help="texts spoken at once; another one gives other samples")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: %(default)s)")
     add_consent(parser)
     return parser.parse_args(argv)
-
-
-# ---- what is to be said
-
-
-def read_texts(path: Path, language: str) -> list[Row]:
-    """A row a text with id and language; the real recording, if a row has one, as `source`."""
-    if path.suffix.lower() in (".jsonl", ".json"):
-        given = read_rows(path, needed=("text",))
-    elif path.is_file():
-        given = [{"text": line.strip()} for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    else:
-        raise ValueError(f"{path} is not there: give a text a line, or JSONL rows with text")
-    if not given:
-        raise ValueError(f"{path} has no texts")
-    rows = []
-    for number, row in enumerate(given, 1):
-        if not any(character.isalnum() for character in row["text"]):
-            raise ValueError(f"{path}, text {number}: {row['text']!r} has no words to say")
-        spoken_in = row.get("language") or "auto" if language.lower() == "auto" else language
-        kept: Row = {"id": f"{number:04}", "text": row["text"].strip(), "language": spoken_in.lower()}
-        rows.append(kept | ({"source": row["audio"]} if row.get("audio") else {}))
-    return rows
 
 
 def copy_real(rows: list[Row], folder: Path, speaker: str) -> None:
@@ -129,36 +110,39 @@ def copy_real(rows: list[Row], folder: Path, speaker: str) -> None:
 # ---- who says it
 
 
-def speaker_of(voice: Path, asked: str | None) -> str:
-    """The speaker of a custom-voice folder, by its configuration: nothing is loaded for a wrong name."""
-    if not (voice / "config.json").is_file():
-        raise ValueError(f"{voice} has no config.json: name the folder that export.py wrote")
-    config = json.loads((voice / "config.json").read_text(encoding="utf-8"))
-    kind = config.get("tts_model_type")
-    if kind != "custom_voice":
-        raise ValueError(f"{voice} is a {kind} model; a fine-tuned voice is expected, as export.py writes it")
-    speakers = sorted(config["talker_config"]["spk_id"])
-    if asked is None and len(speakers) != 1:
-        raise ValueError(f"{voice} has several speakers ({', '.join(speakers)}): choose one with --speaker")
-    speaker = (asked or speakers[0]).lower()
-    if speaker not in speakers:
-        raise ValueError(f"{voice} has no speaker {speaker}; it has {', '.join(speakers)}")
-    return speaker
+def base_model_of(args: argparse.Namespace) -> str:
+    """--base-model, or what the voice was made from; a word where that may not be what is meant."""
+    origin = made_from(args.voice)
+    if args.base_model is None:
+        chosen = origin or BASE_MODELS[1]
+        why = "the voice was made from it" if origin else "the voice does not say what it was made from"
+        print(f"base model: {chosen} ({why}; --base-model names another)")
+        return chosen
+    if origin is not None and Path(args.base_model).resolve() != Path(origin).resolve():
+        print(f"--base-model {args.base_model} is compared, and the voice was made from {origin}")
+    return str(args.base_model)
 
 
-def consent_of(args: argparse.Namespace, speaker: str) -> dict[str, Any]:
-    """As it was stated when the voice was trained; a voice from elsewhere needs the flag here."""
-    recorded = args.voice / "consent.json"
-    if recorded.is_file():
-        return dict(json.loads(recorded.read_text(encoding="utf-8")))
-    return require_consent(args, [speaker])
+def consents(args: argparse.Namespace, speaker: str) -> dict[str, dict[str, Any]]:
+    """On what each system's speech rests: what the voice was trained with says nothing of who speaks in --ref-audio."""
+    if not args.i_have_consent:
+        raise ValueError(
+            f"the base model clones whoever speaks in {args.ref_audio}, of whom the voice's own consent says nothing: "
+            f"say {CONSENT_FLAG} if they agreed to it, or its licence allows it (--consent-note says which)"
+        )
+    return {
+        "base": require_consent(args, []),
+        "fine_tuned": recorded_consent(args.voice) or require_consent(args, [speaker]),
+    }
 
 
 def clone_mode(ref_text: str | None) -> str:
     return IN_CONTEXT if ref_text and ref_text.strip() else "x-vector"
 
 
-def make_voices(args: argparse.Namespace, speaker: str, reference: Wav, device: str) -> list[Voice]:
+def make_voices(
+    args: argparse.Namespace, speaker: str, reference: Wav, device: str, consent: dict[str, dict[str, Any]]
+) -> list[Voice]:
     in_context = clone_mode(args.ref_text) == IN_CONTEXT
 
     def load_base() -> tuple[Qwen3TTSModel, Say]:
@@ -173,19 +157,25 @@ def make_voices(args: argparse.Namespace, speaker: str, reference: Wav, device: 
 
     def load_fine_tuned() -> tuple[Qwen3TTSModel, Say]:
         model = load_voice_model(str(args.voice), device)
+        trained = trained_language(model) if args.language.lower() == "auto" else None
         return model, lambda texts, languages, most: _wavs(
             model.generate_custom_voice(
-                texts, speaker, languages, non_streaming_mode=wants_whole_text(model), max_new_tokens=most
+                texts,
+                speaker,
+                [trained] * len(texts) if trained else languages,
+                non_streaming_mode=wants_whole_text(model),
+                max_new_tokens=most,
             )
         )
 
     shared = (args.seed, args.max_new_tokens, args.batch_size, device)
     heard = hashlib.sha256(reference.tobytes()).hexdigest()
     base_key = _key(*shared, _model_identity(args.base_model), heard, args.ref_text if in_context else None)
-    tuned_key = _key(*shared, _model_identity(str(args.voice)), speaker)
+    tuned_key = _key(*shared, _model_identity(str(args.voice)), speaker, args.language.lower())
+    cloned, tuned = f"zero-shot clone, {clone_mode(args.ref_text)}", f"fine-tuned voice {speaker}"
     return [
-        Voice("base", speaker, args.base_model, f"zero-shot clone, {clone_mode(args.ref_text)}", load_base, base_key),
-        Voice("fine_tuned", speaker, str(args.voice), f"fine-tuned voice {speaker}", load_fine_tuned, tuned_key),
+        Voice("base", speaker, args.base_model, cloned, load_base, base_key, consent["base"]),
+        Voice("fine_tuned", speaker, str(args.voice), tuned, load_fine_tuned, tuned_key, consent["fine_tuned"]),
     ]
 
 
@@ -195,11 +185,17 @@ def _wavs(generated: tuple[list[Any], int]) -> list[Wav]:
 
 
 def _model_identity(path_or_id: str) -> list[Any]:
-    """Tells one export from the next at the same place, without reading gigabytes."""
+    """Its settings and weights, the codec's too, wherever it lies and whenever it was written.
+
+    All weights are read for it, gigabytes, once a run: as much as loading them reads.
+    """
     folder = local_folder(path_or_id)
-    files = folder.rglob("*.safetensors")  # the codec's, too
-    stats = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return [str(folder.resolve()), (folder / "config.json").read_text(encoding="utf-8"), sorted(stats)]
+    settings = [folder / name for name in ("config.json", "generation_config.json")]
+    weights = sorted({path.parent for path in folder.rglob("*.safetensors")})
+    return [
+        [path.read_text(encoding="utf-8") for path in settings if path.is_file()],
+        [(path.relative_to(folder).as_posix(), identity(path)) for path in weights],
+    ]
 
 
 def _key(*parts: Any) -> str:
@@ -225,12 +221,13 @@ def open_batches(voice: Voice, rows: list[Row], batch_size: int) -> list[Batch]:
     return found
 
 
-def speak(voice: Voice, batches: list[Batch], rows: list[Row], folder: Path, args: Any, consent_note: str) -> None:
+def speak(voice: Voice, batches: list[Batch], rows: list[Row], folder: Path, args: Any) -> None:
     """Rows are written after every batch, so a run that was stopped goes on from there."""
     model, say = voice.load()
     for row in rows:
         check_language(model, row["language"])
-    provenance = provenance_of(voice.model_path, voice.method, str(args.seed), consent_note)
+    note = str(voice.consent.get("note", ""))
+    provenance = provenance_of(voice.model_path, voice.method, str(args.seed), note)
     provenance["speaker"] = voice.speaker
     codec = model.model.speech_tokenizer
     samples_per_frame = codec.get_decode_upsample_rate() * SAMPLE_RATE_HZ / codec.get_output_sample_rate()
@@ -255,7 +252,7 @@ def speak(voice: Voice, batches: list[Batch], rows: list[Row], folder: Path, arg
             }
             for name, value in of_this.items():
                 row.setdefault(name, {})[voice.system] = value
-        write_rows(folder / GENERATED, rows)
+        write_rows(folder / SPEECH, rows)
         print(f"{voice.system}: said {', '.join(row['id'] for row in batch)} in {took_s:.1f} s", flush=True)
 
 
@@ -265,29 +262,34 @@ def _is_said(row: Row, system: str, key: str) -> bool:
 
 def take_over(rows: list[Row], folder: Path) -> None:
     """Puts what an earlier run has said of the same texts into `rows`; keys decide later whether it still holds."""
-    if not (folder / GENERATED).is_file():
+    if not (folder / SPEECH).is_file():
         return
-    earlier = {(row["id"], row["text"]): row for row in read_rows(folder / GENERATED, needed=("id", "text"))}
+    earlier = {(row["id"], row["text"]): row for row in read_rows(folder / SPEECH, needed=("id", "text"))}
     for row in rows:
         before = earlier.get((row["id"], row["text"]), {})
-        row |= {name: before[name] for name in ("base", "fine_tuned", *OF_EACH_SYSTEM) if name in before}
+        row |= {name: before[name] for name in (*SYNTHETIC, *OF_EACH_SYSTEM) if name in before}
 
 
 def run(args: argparse.Namespace) -> None:
     for name, least in (("max_new_tokens", 3), ("batch_size", 1)):
         if getattr(args, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}: at least {least} is needed")
-    rows = read_texts(args.texts, args.language)
     speaker = speaker_of(args.voice, args.speaker)
-    consent = consent_of(args, speaker)
+    given = read_texts(args.texts) if args.texts else held_out_texts(args.voice, speaker)
+    rows = texts_to_say(given, args.texts or args.voice / HELD_OUT, args.language, speaker)
+    if warning := strange_letters(row["text"] for row in rows):
+        print(warning)
+    consent = consents(args, speaker)
     reference = load_reference(args.ref_audio)
     device = chosen_device(args.device)
-    voices = make_voices(args, speaker, reference, device)
+    args.base_model = base_model_of(args)
+    voices = make_voices(args, speaker, reference, device, consent)
     folder = args.output_dir.resolve()
     take_over(rows, folder)
     copy_real(rows, folder, speaker)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     settings = {name: value for name, value in settings.items() if name not in NOT_SETTINGS} | {
+        "texts": str(args.texts or args.voice / HELD_OUT),
         "speaker": speaker,
         "ref_audio": str(args.ref_audio.resolve()),
         "clone_mode": clone_mode(args.ref_text),
@@ -302,11 +304,11 @@ def run(args: argparse.Namespace) -> None:
         num_open = sum(len(batch) for batch, _ in batches)
         print(f"{voice.system}: {num_open} of {len(rows)} still to say")
         if batches:
-            speak(voice, batches, rows, folder, args, str(consent.get("note", "")))
-    write_rows(folder / GENERATED, rows)
+            speak(voice, batches, rows, folder, args)
+    write_rows(folder / SPEECH, rows)
     for voice in voices:
         print(summary(voice.system, rows))
-    print(f"written: {args.output_dir / GENERATED}; python evaluate.py --evaluation-dir {args.output_dir} scores it")
+    print(f"written: {args.output_dir / SPEECH}; python evaluate.py --evaluation-dir {args.output_dir} scores it")
 
 
 def summary(system: str, rows: list[Row]) -> str:

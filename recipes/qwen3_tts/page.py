@@ -17,11 +17,11 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 from audio import SAMPLE_RATE_HZ, AudioError, load_audio
-from verdict import GENERATED, LABELS, METRICS, SYSTEMS
+from evaluation_folder import PAGE, RESULTS, SYNTHETIC, SYSTEMS
+from verdict import LABELS, METRICS
 
 from keepstep.data.fetch import whole_file
 
-PAGE = "index.html"
 NUM_MELS = 80
 HOP = 480
 """Samples: 50 columns a second keep a picture at some kilobytes a second."""
@@ -309,13 +309,13 @@ def _heard(own: Mapping[str, Any]) -> str:
 
 
 def _mels(folder: Path, files: Sequence[Mapping[str, Any]]) -> dict[str, Mel]:
-    """In decibels, by the recording's path; one that can't be read has its reason on the page already."""
+    """In decibels, by the recording's path. One that is gone since it was scored gets the reason, as others have it."""
     found = {}
     for own in (own for file in files for own in _recordings(file)):
         try:
             found[own["audio"]] = _mel(load_audio(folder / own["audio"], SAMPLE_RATE_HZ))
-        except AudioError:
-            assert own["missing"], own
+        except AudioError as error:
+            own["missing"].setdefault("audio", str(error))
     return found
 
 
@@ -338,10 +338,10 @@ def _picture(mel: Mel, longest: int, loudest: float) -> str:
 
 def _footer(results: Mapping[str, Any]) -> str:
     compared = ", ".join(f"{escape(name)} ({count})" for name, count in results["compared_with"].items())
-    generated = " and ".join(LABELS[system] for system in GENERATED)
+    generated = " and ".join(LABELS[system] for system in SYNTHETIC)
     return (
         f"<footer>Recordings under {generated} are synthetic speech, and say so in their metadata. Compared with real "
-        f"recordings of {compared}. Figures of every file: comparison_results.json.</footer>"
+        f"recordings of {compared}. Figures of every file: {RESULTS}.</footer>"
     )
 
 
@@ -351,12 +351,12 @@ def _capital(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="with comparison_results.json, as evaluate.py wrote it")
+    parser.add_argument("folder", type=Path, help=f"with {RESULTS}, as evaluate.py wrote it")
     folder = parser.parse_args(argv).folder
     try:
-        results = json.loads((folder / "comparison_results.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        sys.exit(f"{folder} has no comparison_results.json that can be read ({error}): run evaluate.py first")
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        sys.exit(f"{folder} has no {RESULTS} that can be read ({error}): run evaluate.py first")
     print(write_page(folder, results))
 
 

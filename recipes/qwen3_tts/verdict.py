@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evaluation_folder import SYNTHETIC, SYSTEMS
 from scores import Summary
 
-GENERATED = ("base", "fine_tuned")
-SYSTEMS = (*GENERATED, "real")
 LABELS = {"base": "base", "fine_tuned": "fine-tuned", "real": "real"}
 
 
@@ -55,7 +54,7 @@ def _compared(results: Mapping[str, Any], key: str, claim: str) -> list[str]:
     if base is None or tuned is None:
         return [
             f"{metric.label} of {LABELS[name]}: {only}"
-            for name, only in zip(GENERATED, (base, tuned), strict=True)
+            for name, only in zip(SYNTHETIC, (base, tuned), strict=True)
             if only
         ]
     ceiling = f"; real recordings {real}" if real else ""
@@ -89,7 +88,7 @@ def _placed(results: Mapping[str, Any]) -> list[str]:
         ranks = [
             f"for {LABELS[system]} {target} ranks {_place(found['rank'])} ({found['first']} of "
             f"{found['similarity']['n']} recordings are closest to {target})"
-            for system in reversed(GENERATED)
+            for system in reversed(SYNTHETIC)
             if (found := systems[system]).get("rank")
         ]
         if ranks:
@@ -101,7 +100,7 @@ def _cut(results: Mapping[str, Any]) -> list[str]:
     return [
         f"{found['cut']} of {found['num_files']} {LABELS[system]} recordings did not end by themselves: cut at "
         "--max-new-tokens"
-        for system in GENERATED
+        for system in SYNTHETIC
         if (found := results["systems"][system])["cut"]
     ]
 

@@ -18,6 +18,7 @@ import torch
 from audio import SAMPLE_RATE_HZ, Wav, audio_info, load_audio, write_wav
 from consent import add_consent, require_consent
 from qwen import BASE_MODELS, check_language, chosen_device, load_voice_model, require_base
+from texts import check_text, strange_letters
 
 if TYPE_CHECKING:
     from qwen_tts import Qwen3TTSModel
@@ -28,6 +29,8 @@ SILENT_DB = -50.0
 """Speech, however quiet, is louder than this in the loudest tenth of its time."""
 TELEPHONE_HZ = 16_000
 """A recording of a lower rate lacks what makes a voice clear, and so will the clone."""
+MAX_NEW_TOKENS = 2048
+"""Where neither the user nor the model's generation_config.json says it."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,6 @@ def load_base(path_or_id: str, device: str) -> Qwen3TTSModel:
     return model
 
 
-def check_text(text: str) -> str:
-    if not any(character.isalnum() for character in text):
-        raise ValueError(f"there is nothing to say in the text {text!r}: give words")
-    return text.strip()
-
-
 def clone(
     model: Qwen3TTSModel,
     text: str,
@@ -109,6 +106,7 @@ def clone(
     in_context = bool(ref_text and ref_text.strip())
     if seed is not None:
         torch.manual_seed(seed)
+    most = max_new_tokens or most_tokens(model)
     began = time.perf_counter()
     wavs, sample_rate_hz = model.generate_voice_clone(
         text=text,
@@ -116,7 +114,7 @@ def clone(
         ref_audio=(reference, SAMPLE_RATE_HZ),
         ref_text=ref_text.strip() if ref_text and in_context else None,
         x_vector_only_mode=not in_context,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=most,
     )
     took_s = time.perf_counter() - began
     return Cloned(
@@ -124,14 +122,18 @@ def clone(
         sample_rate_hz,
         took_s,
         "in context, reference and its text" if in_context else "x-vector, reference without text",
-        was_cut_short(model, wavs[0], max_new_tokens),
+        was_cut_short(model, wavs[0], most),
     )
 
 
-def was_cut_short(model: Qwen3TTSModel, wav: Wav, max_new_tokens: int | None) -> bool:
+def most_tokens(model: Qwen3TTSModel) -> int:
+    """As its generation_config.json has it."""
+    return int((model.generate_defaults or {}).get("max_new_tokens") or MAX_NEW_TOKENS)
+
+
+def was_cut_short(model: Qwen3TTSModel, wav: Wav, max_new_tokens: int) -> bool:
     num_frames = len(wav) // int(model.model.speech_tokenizer.get_decode_upsample_rate())
-    most = int(model._merge_generate_kwargs(max_new_tokens=max_new_tokens)["max_new_tokens"])
-    return num_frames >= most - 1  # the last token is the end, or is not spoken
+    return num_frames >= max_new_tokens - 1  # the last token is the end, or is not spoken
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -174,6 +176,8 @@ def run(args: argparse.Namespace) -> None:
     provenance = provenance_of(args.model, cloned.method, str(args.seed), str(consent["note"]))
     write_wav(args.output, cloned.wav, cloned.sample_rate_hz, provenance)
     print(cloned.summary())
+    if warning := strange_letters([args.text]):
+        print(warning)
     if cloned.cut_short:
         print("stopped by --max-new-tokens before the model had ended: the text may be cut short, give more")
     print(f"written: {args.output}, marked as synthetic in its metadata")

@@ -83,6 +83,27 @@ def test_a_text_that_was_cut_is_said(
     assert "stopped by --max-new-tokens" in capsys.readouterr().out
 
 
+def test_the_most_is_what_the_model_says_if_nothing_else_is(tiny_model: Path, reference: Path) -> None:
+    from qwen import load_voice_model
+    from zero_shot_clone import MAX_NEW_TOKENS, clone, most_tokens
+
+    model = load_voice_model(str(tiny_model))
+    assert most_tokens(model) == 64  # of its generation_config.json
+    wav = load_reference(reference)
+    model.generate_defaults = {"max_new_tokens": 5}
+    assert clone(model, TEXT, wav).cut_short
+    assert not clone(model, TEXT, wav, max_new_tokens=64).cut_short
+    model.generate_defaults = None
+    assert most_tokens(model) == MAX_NEW_TOKENS
+
+
+def test_letters_of_other_languages_are_warned_of(
+    tiny_model: Path, reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny_model, reference, tmp_path / "out.wav", text="Mr. Wa\u0142\u0119sa came from Gda\u0144sk.")
+    assert "has the letters \u0119, \u0142, \u0144: words" in capsys.readouterr().out
+
+
 def write(tmp_path: Path, seconds: float, scale: float = 1.0) -> Path:
     path = tmp_path / "made.wav"
     write_wav(path, scale * NOISE[: int(seconds * 24_000)])
@@ -121,6 +142,7 @@ def test_a_long_reference_is_trimmed_if_asked(tmp_path: Path) -> None:
     [
         (["--text", "  "], "nothing to say"),
         (["--text", "?!"], "nothing to say"),
+        (["--text", "\u0928\u092e\u0938\u094d\u0924\u0947"], "written in Devanagari letters.*Chinese, English"),
         (["--language", "Klingon"], "'Klingon' is not one of the model's: auto, chinese, english, german"),
         (["--x-vector-only", "--ref-text", "a"], "leave one of them out"),
         (["--trim-reference", "--ref-text", "a"], "more than the cut recording"),

@@ -100,6 +100,55 @@ def test_a_clone_and_a_trained_voice_side_by_side(studio: Studio, reference: str
     assert read_provenance(in_context)["method"].startswith("in context") and in_context != path
 
 
+def test_a_trained_voice_speaks_the_language_it_was_trained_in(
+    studio: Studio, reference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qwen import TRAINED_LANGUAGE
+
+    assert studio.voice is not None
+    asked = []
+    original = studio.voice.generate_custom_voice
+
+    def noted(text: str, speaker: str, language: str, **more: Any) -> Any:
+        asked.append(language)
+        return original(text, speaker, language, **more)
+
+    monkeypatch.setattr(studio.voice, "generate_custom_voice", noted)
+    studio.say(reference, "", TEXT, "Auto", "ben", 0, True)
+    monkeypatch.setattr(studio.voice.model.config, TRAINED_LANGUAGE, "german", raising=False)
+    studio.say(reference, "", TEXT, "Auto", "ben", 0, True)
+    studio.say(reference, "", TEXT, "English", "ben", 0, True)
+    assert asked == ["auto", "german", "english"]
+
+
+def test_letters_of_other_languages_are_warned_of(studio: Studio, reference: str) -> None:
+    studio.voice = None
+    _, _, table = studio.say(reference, "", "Mr. Wa\u0142\u0119sa.", "Auto", None, 0, True)
+    assert "has the letters \u0119, \u0142" in table
+
+
+def test_without_a_model_it_is_what_the_voice_was_made_from(
+    tiny_model: Path, custom_voice: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qwen import BASE_MODELS, TRAINED_FROM
+
+    loaded = []
+
+    def only_named(path: str, device: str) -> None:
+        loaded.append(path)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(demo, "load_base", only_named)
+    settings = json.loads((custom_voice / "config.json").read_text())
+    says = tmp_path / "says"
+    says.mkdir()
+    (says / "config.json").write_text(json.dumps(settings | {TRAINED_FROM: str(tiny_model)}))
+    for voice in (str(says), str(custom_voice), None):
+        with pytest.raises(ValueError, match="enough"):
+            load_studio(None, voice, "cpu", tmp_path)
+    assert loaded == [str(tiny_model), BASE_MODELS[0], BASE_MODELS[0]]
+
+
 def test_without_a_trained_voice_and_resemblyzer(studio: Studio, reference: str) -> None:
     studio.voice, studio.encoder = None, None
     _, trained, table = studio.say(reference, "", TEXT, "Auto", None, 0, True)
@@ -127,6 +176,7 @@ def test_the_similarity_is_measured_and_what_cannot_be_is_said(
         ({"agreed": False}, "consent"),
         ({"reference": None}, "record a voice"),
         ({"text": " "}, "nothing to say"),
+        ({"text": "\u05e9\u05dc\u05d5\u05dd"}, "written in Hebrew letters"),
         ({"language": "Klingon"}, "not one of the model's"),
     ],
 )

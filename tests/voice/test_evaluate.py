@@ -145,6 +145,40 @@ def test_a_recording_that_can_not_be_read_or_scored_is_named_and_the_others_coun
     assert "it is silent" in (tmp_path / "index.html").read_text()
 
 
+def test_a_folder_that_was_sent_elsewhere_has_its_own_real_recordings(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from rows import read_rows, write_rows
+
+    sent = tmp_path / "sent"
+    shutil.copytree(folder, sent)
+    rows = read_rows(sent / "generated.jsonl", needed=("id",))
+    write_rows(sent / "generated.jsonl", [row | {"source": f"/gone/{row['id']}.flac"} for row in rows])
+    found = evaluate(sent, "--speaker", "lj", "--skip", "wer", "dnsmos")
+    assert found["compared_with"] == {"lj": TEXTS} and found["not_compared_with"] == []
+    assert found["systems"]["real"]["similarity"]["n"] == TEXTS
+    # None of them counts for itself, whether it is known by the copy's name or by the original's.
+    assert found["systems"]["real"]["similarity"]["mean"] == pytest.approx(found["bands"]["same_speaker"]["mean"])
+
+
+def test_a_bad_recording_among_real_ones_costs_itself_alone(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rows import read_rows, write_rows
+
+    rows = read_rows(folder / "held_out.jsonl")
+    rows[0]["audio"], rows[1]["audio"] = str(tmp_path / "torn.wav"), str(tmp_path / "gone.wav")
+    (tmp_path / "torn.wav").write_bytes(b"RIFF....")
+    write_rows(tmp_path / "real.jsonl", rows)
+    for skipped in (["wer", "dnsmos"], ["similarity", "wer", "dnsmos"]):
+        found = evaluate(folder, "--real", str(tmp_path / "real.jsonl"), "--skip", *skipped)
+        assert [Path(one["audio"]).name for one in found["not_compared_with"]] == ["torn.wav", "gone.wav"]
+        assert found["compared_with"] == {"lj": len(rows) - 2}
+        assert found["characters_per_second"] > 0
+        printed = capsys.readouterr().out
+        assert "torn.wav of lj: " in printed and "gone.wav is not a file" in printed
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -162,7 +196,7 @@ def test_a_wrong_set_of_recordings_is_one_line(folder: Path, flags: list[str], m
 
 
 def test_the_reference_is_not_among_what_is_compared_with(tmp_path: Path) -> None:
-    from evaluate import parse, target_rows
+    from real_recordings import target_rows
     from rows import write_rows
 
     for name in ("a", "b", "c"):
@@ -172,14 +206,18 @@ def test_the_reference_is_not_among_what_is_compared_with(tmp_path: Path) -> Non
         for name, who in zip("abc", ("Anna", "anna", "bob"), strict=True)
     ]
     write_rows(tmp_path / "real.jsonl", given)
-    args = parse(["--real", str(tmp_path / "real.jsonl")])
-    target, real = target_rows(args, [], {"speaker": "anna", "ref_audio": str(tmp_path / "a.wav")})
+    settings = {"speaker": "anna", "ref_audio": str(tmp_path / "a.wav")}
+    target, real = target_rows(tmp_path / "real.jsonl", None, [], settings)
     assert target == "anna"
     assert [Path(row["audio"]).name for row in real] == ["b.wav"]
+    # Nor where the texts' own recordings are compared with, of which it may be one.
+    rows = [{"text": n, "source": str(tmp_path / f"{n}.wav"), "real": f"/copies/{n}.wav"} for n in "ab"]
+    target, real = target_rows(None, None, rows, settings)
+    assert (target, [row["audio"] for row in real]) == ("anna", ["/copies/b.wav"])
 
 
 def test_recordings_are_spread_over_all() -> None:
-    from evaluate import spread
+    from real_recordings import spread
 
     rows = [{"audio": str(number)} for number in range(100)]
     assert [row["audio"] for row in spread(rows, 4)] == ["0", "25", "50", "75"]

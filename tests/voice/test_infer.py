@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,13 @@ from voice.recordings import recordings
 TOKENS = 8
 
 
-def make_voice(tiny_model: Path, folder: Path, speakers: tuple[str, ...] = ("anna",)) -> Path:
+def make_voice(
+    tiny_model: Path,
+    folder: Path,
+    speakers: tuple[str, ...] = ("anna",),
+    language: str = "auto",
+    streaming: bool = False,
+) -> Path:
     """A custom voice as export.py writes it, of the untrained weights."""
     import torch
     from export import custom_voice_config, custom_voice_weights
@@ -29,9 +36,8 @@ def make_voice(tiny_model: Path, folder: Path, speakers: tuple[str, ...] = ("ann
     talker = {name: value for name, value in weights.items() if not name.startswith("speaker_encoder.")}
     save_file(custom_voice_weights(talker, torch.float32), folder / "model.safetensors", metadata={"format": "pt"})
     ids = {speaker: CODEBOOK_SIZE + 500 + number for number, speaker in enumerate(speakers)}
-    config = custom_voice_config(
-        json.loads((folder / "config.json").read_text()), {"speakers": ids, "streaming": False}, "fp32"
-    )
+    about = {"speakers": ids, "streaming": streaming, "language": language, "base_model": str(tiny_model)}
+    config = custom_voice_config(json.loads((folder / "config.json").read_text()), about, "fp32")
     (folder / "config.json").write_text(json.dumps(config))
     consent = {"consent": "stated", "speakers": list(speakers), "note": "a signed form", "date": "2026-01-01"}
     (folder / "consent.json").write_text(json.dumps(consent))
@@ -61,11 +67,12 @@ def flags(speech: Path, tiny_model: Path, voice: Path, tmp_path: Path) -> dict[s
     }
 
 
-def infer(flags: dict[str, str], *more: str) -> list[dict[str, Any]]:
+def infer(flags: dict[str, str], *more: str, consent: bool = True) -> list[dict[str, Any]]:
     import infer
     from rows import read_rows
 
-    infer.main([part for pair in flags.items() for part in pair] + list(more))
+    agreed = ["--i-have-consent", "--consent-note", "she was asked"] if consent else []
+    infer.main([part for pair in flags.items() for part in pair] + agreed + list(more))
     return read_rows(Path(flags["--output-dir"]) / "generated.jsonl", needed=("id", "text", "base", "fine_tuned"))
 
 
@@ -88,7 +95,9 @@ def test_both_say_every_text_and_say_that_they_are_synthetic(flags: dict[str, st
             assert row["cut"][system] == (row["frames"][system] >= TOKENS - 1)
             assert row["seconds"][system] > 0
             tags = read_provenance(row[system])
-            assert (tags["synthetic"], tags["speaker"], tags["consent"]) == ("yes", "anna", "stated; a signed form")
+            assert (tags["synthetic"], tags["speaker"]) == ("yes", "anna")
+            # The voice's own consent covers its speech, and says nothing of the recording that is cloned.
+            assert tags["consent"] == {"base": "stated; she was asked", "fine_tuned": "stated; a signed form"}[system]
     assert any(row["cut"]["base"] for row in rows)
     assert read_provenance(rows[0]["real"])["synthetic"] == "no"
     assert "x-vector" in read_provenance(rows[0]["base"])["method"]
@@ -147,13 +156,30 @@ def test_what_is_there_is_kept_until_something_changes(
     Path(before[1]["base"]).unlink()
     infer(flags)
     assert "base: 1 of 3 still to say" in capsys.readouterr().out
-    codec = Path(flags["--voice"]) / "speech_tokenizer" / "model.safetensors"
-    codec.touch()
-    infer(flags)
-    said = capsys.readouterr().out
-    assert "base: 0 of 3 still to say" in said and "fine_tuned: 3 of 3 still to say" in said
     infer(flags | {"--max-new-tokens": "5"})
     assert "base: 3 of 3 still to say" in capsys.readouterr().out
+
+
+def test_the_same_weights_written_anew_say_nothing_anew_and_others_do(
+    flags: dict[str, str], tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = make_voice(tiny_model, tmp_path / "voice")
+    infer(flags | {"--voice": str(first)})
+    capsys.readouterr()
+    again = make_voice(tiny_model, tmp_path / "elsewhere")
+    codec, tuned = again / "speech_tokenizer" / "model.safetensors", again / "model.safetensors"
+    for path in (codec, tuned):
+        os.utime(path, (0, 0))
+    infer(flags | {"--voice": str(again)})
+    assert "fine_tuned: 0 of 3 still to say" in capsys.readouterr().out
+    for path in (codec, tuned):
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1  # the size stays, and so does the time
+        path.write_bytes(content)
+        os.utime(path, (0, 0))
+        infer(flags | {"--voice": str(again)})
+        said = capsys.readouterr().out
+        assert "base: 0 of 3 still to say" in said and "fine_tuned: 3 of 3 still to say" in said
 
 
 def test_with_its_text_the_reference_is_gone_on_from(flags: dict[str, str], speech: Path) -> None:
@@ -170,6 +196,14 @@ def test_texts_may_be_lines(flags: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("One line.\n\nAnother line.\n")
     rows = infer(flags | {"--texts": str(tmp_path / "texts.txt"), "--language": "German"})
     assert [(row["text"], row["language"]) for row in rows] == [("One line.", "german"), ("Another line.", "german")]
+
+
+def test_letters_that_may_be_said_wrong_are_named(
+    flags: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_text("Mr. Wa\u0142\u0119sa.\nHe came from \u0141\u00f3d\u017a.\n", encoding="utf-8")
+    infer(flags | {"--texts": str(tmp_path / "texts.txt")})
+    assert "no language of Qwen3-TTS has the letters \u0119, \u0141, \u0142, \u017a" in capsys.readouterr().out
 
 
 def test_one_of_several_speakers_is_chosen(flags: dict[str, str], tiny_model: Path, tmp_path: Path) -> None:
@@ -200,7 +234,9 @@ def test_a_real_recording_that_is_gone_costs_that_recording_alone(flags: dict[st
         ({"--voice": "BASE"}, "is a base model; a fine-tuned voice is expected"),
         ({"--voice": "/nowhere"}, r"has no config\.json"),
         ({"--texts": "/nowhere.txt"}, "is not there"),
-        ({"--texts": "WORDLESS"}, "has no words to say"),
+        ({"--texts": "WORDLESS"}, r"wordless\.txt, text 1: there is nothing to say"),
+        ({"--texts": "NUMBERS"}, r"numbers\.jsonl, text 2: its text is 5, and a string is expected"),
+        ({"--texts": "ARABIC"}, r"text 1: the text .* is written in Arabic letters.*English"),
         ({"--ref-audio": "/nowhere.wav"}, "is not a file"),
         ({"--max-new-tokens": "1"}, "at least 3"),
         ({"--batch-size": "0"}, "at least 1"),
@@ -209,35 +245,137 @@ def test_a_real_recording_that_is_gone_costs_that_recording_alone(flags: dict[st
 def test_wrong_input_is_one_line(
     flags: dict[str, str], voice: Path, tiny_model: Path, tmp_path: Path, changed: dict[str, str], message: str
 ) -> None:
-    (tmp_path / "wordless.txt").write_text("...\n")
-    places = {"VOICE": str(voice), "BASE": str(tiny_model), "WORDLESS": str(tmp_path / "wordless.txt")}
+    files = {
+        "WORDLESS": ("wordless.txt", "...\n"),
+        "NUMBERS": ("numbers.jsonl", '{"text": "One."}\n{"text": 5}\n'),
+        "ARABIC": ("arabic.txt", "\u0645\u0631\u062d\u0628\u0627\n"),
+    }
+    places = {"VOICE": str(voice), "BASE": str(tiny_model)}
+    for place, (name, content) in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        places[place] = str(tmp_path / name)
     with pytest.raises(SystemExit, match=message):
         infer(flags | {name: places.get(value, value) for name, value in changed.items()})
 
 
-def test_a_voice_without_a_record_of_consent_needs_the_flag(
+def test_who_speaks_in_the_reference_must_have_agreed(flags: dict[str, str]) -> None:
+    with pytest.raises(SystemExit, match=r"whoever speaks in .*: say --i-have-consent if they agreed"):
+        infer(flags, consent=False)
+    assert not Path(flags["--output-dir"]).exists()
+
+
+def test_the_flag_covers_a_voice_without_a_record_of_consent(
     flags: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     from audio import read_provenance
 
     bare = make_voice(tiny_model, tmp_path / "bare")
     (bare / "consent.json").unlink()
-    with pytest.raises(SystemExit, match="--i-have-consent"):
-        infer(flags | {"--voice": str(bare)})
-    rows = infer(flags | {"--voice": str(bare)}, "--i-have-consent", "--consent-note", "CC0")
-    assert read_provenance(rows[0]["base"])["consent"] == "stated; CC0"
+    rows = infer(flags | {"--voice": str(bare)}, "--consent-note", "CC0")
+    assert {read_provenance(rows[0][system])["consent"] for system in ("base", "fine_tuned")} == {"stated; CC0"}
+
+
+def test_without_base_model_it_is_what_the_voice_was_made_from(
+    flags: dict[str, str], tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import infer as module
+
+    by_name = contents(infer(flags))
+    assert "made from" not in capsys.readouterr().out
+    without = {name: value for name, value in flags.items() if name != "--base-model"}
+    assert contents(infer(without)) == by_name
+    printed = capsys.readouterr().out
+    assert f"base model: {tiny_model} (the voice was made from it" in printed and "base: 0 of 3 still" in printed
+    settings = json.loads((Path(flags["--output-dir"]) / "infer.json").read_text())
+    assert settings["base_model"] == str(tiny_model)
+    other = shutil.copytree(tiny_model, tmp_path / "other")
+    args = module.parse(["--base-model", str(other), "--voice", flags["--voice"], "--ref-audio", "ref.wav"])
+    assert module.base_model_of(args) == str(other)
+    assert f"{other} is compared, and the voice was made from {tiny_model}" in capsys.readouterr().out
+
+
+def test_a_voice_that_does_not_say_what_it_was_made_from_is_compared_with_a_word(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import infer as module
+    from qwen import BASE_MODELS
+
+    old = make_voice(tiny_model, tmp_path / "old")
+    config = json.loads((old / "config.json").read_text())
+    (old / "config.json").write_text(json.dumps({k: v for k, v in config.items() if not k.startswith("trained_")}))
+    args = module.parse(["--voice", str(old), "--ref-audio", "ref.wav"])
+    assert module.base_model_of(args) == BASE_MODELS[1]  # as train.py has it
+    assert "does not say what it was made from; --base-model names another" in capsys.readouterr().out
+
+
+def test_without_texts_they_are_what_training_held_out_of_the_speaker(
+    flags: dict[str, str], tiny_model: Path, tmp_path: Path, speech: Path
+) -> None:
+    from rows import write_rows
+
+    lj, kathleen = recordings(speech, "lj")[1], recordings(speech, "kathleen")[1]
+    both = make_voice(tiny_model, tmp_path / "both", ("anna", "bob"))
+    without = {name: value for name, value in flags.items() if name != "--texts"}
+    without |= {"--voice": str(both), "--speaker": "anna"}
+    with pytest.raises(SystemExit, match=r"both has no held_out\.jsonl.*--texts"):
+        infer(without)
+    said = [{"text": text, "audio": str(p), "speaker": w} for (p, text), w in ((kathleen, "bob"), (lj, "Anna"))]
+    write_rows(both / "held_out.jsonl", said)
+    rows = infer(without)
+    assert [(row["text"], row["source"]) for row in rows] == [(lj[1], str(lj[0]))]
+    write_rows(both / "held_out.jsonl", said[:1])
+    with pytest.raises(SystemExit, match="has no text of anna: name others with --texts"):
+        infer(without)
+    # A text of bob's may be said by anna, but his recording is none of hers.
+    rows = infer(without | {"--texts": str(both / "held_out.jsonl")})
+    assert [("source" in row, "real" in row) for row in rows] == [(False, False)]
+
+
+@pytest.mark.parametrize(
+    ("trained", "given", "asked"),
+    [
+        ("auto", "auto", {"base": ["auto", "auto", "english"], "fine_tuned": ["auto"] * 3}),
+        ("german", "auto", {"base": ["auto", "auto", "english"], "fine_tuned": ["german"] * 3}),
+        ("german", "English", {"base": ["english"] * 3, "fine_tuned": ["english"] * 3}),
+    ],
+)
+def test_a_voice_is_asked_in_the_language_it_was_trained_in(
+    flags: dict[str, str],
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trained: str,
+    given: str,
+    asked: dict[str, list[str]],
+) -> None:
+    from qwen_tts import Qwen3TTSModel
+
+    heard: dict[str, list[str]] = {"base": [], "fine_tuned": []}
+    clone, custom = Qwen3TTSModel.generate_voice_clone, Qwen3TTSModel.generate_custom_voice
+
+    def noted_clone(self: Any, texts: Any, languages: list[str], **more: Any) -> Any:
+        heard["base"] += languages
+        return clone(self, texts, languages, **more)
+
+    def noted_custom(self: Any, texts: Any, speaker: str, languages: list[str], **more: Any) -> Any:
+        heard["fine_tuned"] += languages
+        return custom(self, texts, speaker, languages, **more)
+
+    monkeypatch.setattr(Qwen3TTSModel, "generate_voice_clone", noted_clone)
+    monkeypatch.setattr(Qwen3TTSModel, "generate_custom_voice", noted_custom)
+    voice = make_voice(tiny_model, tmp_path / "voice", language=trained)
+    infer(flags | {"--voice": str(voice), "--language": given})
+    # Without the first one, which is said to make all ready.
+    assert {system: languages[1:] for system, languages in heard.items()} == asked
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_voice_gets_its_text_as_it_did_in_training(
     flags: dict[str, str], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
 ) -> None:
-    from qwen import TRAINED_STREAMING
     from qwen_tts import Qwen3TTSModel
 
-    folder = make_voice(tiny_model, tmp_path / "voice")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {TRAINED_STREAMING: streaming}))
+    folder = make_voice(tiny_model, tmp_path / "voice", streaming=streaming)
     modes = []
     original = Qwen3TTSModel.generate_custom_voice
 

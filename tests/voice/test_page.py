@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -156,6 +157,19 @@ def test_a_page_without_similarities_or_bands(tmp_path: Path, results: dict[str,
             file.get(system, {}).pop("similarity", None)
     page = read(write_page(tmp_path / "evaluation", results))
     assert "Whose voice" not in page.text
+
+
+def test_a_recording_that_is_gone_since_it_was_scored_is_named(tmp_path: Path, results: dict[str, Any]) -> None:
+    import page
+
+    folder = tmp_path / "evaluation"
+    (folder / "comparison_results.json").write_text(json.dumps(results))
+    (folder / "fine_tuned" / "0001.wav").unlink()
+    page.main([str(folder)])
+    shown = read(folder / "index.html").text
+    assert "audio: " in shown and "0001.wav is not a file" in shown
+    # What was found when it was scored stays as it was said.
+    assert f"audio: it is {UNSAFE}" in shown and "0002.wav is not a file" not in shown
 
 
 def test_a_folder_without_results_is_one_line(tmp_path: Path) -> None:

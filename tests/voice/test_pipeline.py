@@ -63,10 +63,6 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]  # fmt: skip
     folder.mkdir()
     (folder / "codes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    artifacts = folder / "runs" / "anna" / "artifacts"
-    artifacts.mkdir(parents=True)
-    held_out = [{"audio": str(folder / row["audio"]), "text": row["text"]} for row in rows[1::2]]
-    (artifacts / "voice.json").write_text(json.dumps({"held_out": held_out}))
     return folder
 
 
@@ -94,15 +90,13 @@ def test_every_flag_is_one_that_the_scripts_take(pipeline: ModuleType, ran: list
     assert (trained.speaker, trained.num_epochs, trained.learning_rate, trained.lora_rank) == (["Anna"], 3, 1e-6, 8)
     assert trained.i_have_consent and trained.consent_note == "form"
     export = words_of(ran[3], "export.py")
-    assert dict(zip(export[::2], export[1::2], strict=True)) == {
-        "--run": "out/runs/anna", "--output": "out/voice-anna", "--model-path": "model"
-    }  # fmt: skip
+    assert export == ["--run", "out/runs/anna", "--output", "out/voice-anna", "--model-path", "model", "--overwrite"]
     inferred = infer.parse(words_of(ran[4], "infer.py"))
-    assert (inferred.speaker, inferred.texts, inferred.ref_audio) == (
-        "anna", Path("texts.txt"), Path("out/segments/anna/0.wav")
-    )  # fmt: skip
+    assert (inferred.speaker, inferred.texts) == ("anna", Path("texts.txt"))
+    assert (inferred.ref_audio, inferred.ref_text) == (Path("out/segments/anna/0.wav"), "text 0")
     evaluated = evaluate.parse(words_of(ran[5], "evaluate.py"))
     assert (evaluated.asr_model, evaluated.other_speakers, evaluated.skip) == ("small", Path("others"), [])
+    assert evaluated.device == "cpu"
 
 
 def test_training_is_keepsteps(pipeline: ModuleType, ran: list[list[str]], out: Path) -> None:
@@ -149,22 +143,28 @@ def test_it_ends_with_the_first_that_fails_and_says_how_to_go_on(
     assert "--prepare --train --infer" in str(ended.value) and "--process" not in str(ended.value)
 
 
-def test_the_texts_are_those_that_training_held_out_of_the_speaker(
+def test_every_speaker_is_compared_in_a_page_of_their_own(
     pipeline: ModuleType, ran: list[list[str]], out: Path
 ) -> None:
-    pipeline.main(["--infer", "--output-dir", "out", "--speaker-name", "Anna"])
-    rows = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
-    assert rows == [{"audio": str(out / "segments/anna/1.wav"), "text": "text 1"}]
-    assert words_of(ran[0], "infer.py")[words_of(ran[0], "infer.py").index("--texts") + 1] == "out/held_out.jsonl"
-    assert "--skip wer" in " ".join(ran[1])  # without a model to hear with
+    pipeline.main(["--all", "--speaker-from", "folder", "--output-dir", "out"])
+    assert words_of(ran[0], "process.py")[-4:-2] == ["--speaker-from", "folder"]
+    compared = ran[4:]
+    assert [Path(command[1]).name for command in compared] == ["infer.py", "evaluate.py"] * 2
+    for speaker, (said, scored) in zip(("anna", "ben"), (compared[:2], compared[2:]), strict=True):
+        words = words_of(said, "infer.py")
+        assert words[words.index("--speaker") + 1] == speaker
+        assert words[words.index("--ref-audio") + 1] == f"out/segments/{speaker}/0.wav"
+        assert words[words.index("--voice") + 1] == "out/voice-voice"
+        assert "--texts" not in words  # those that the voice remembers
+        assert words[words.index("--output-dir") + 1] == f"out/evaluation/{speaker}"
+        assert scored[scored.index("--evaluation-dir") + 1] == f"out/evaluation/{speaker}"
+        assert "--skip wer" in " ".join(scored)  # without a model to hear with
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--infer"], "anna, ben: choose whose voice"),
         (["--infer", "--speaker-name", "carl", "--texts", "t.txt"], "no rows of carl"),
-        (["--infer", "--speaker-name", "ben"], "run --train first"),
         (["--train", "--batch-size", "4", "--output-dir", "empty"], "run --prepare first"),
     ],
 )
@@ -174,20 +174,6 @@ def test_what_a_stage_lacks_is_said(
     with pytest.raises(SystemExit, match=said):
         pipeline.main(["--output-dir", "out", *words])
     assert ran == []
-
-
-def test_an_earlier_voice_is_written_anew_and_nothing_else_removed(
-    pipeline: ModuleType, ran: list[list[str]], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (out / "voice-anna").mkdir()
-    (out / "voice-anna" / "mine.txt").touch()
-    with pytest.raises(SystemExit, match=r"no voice that export.py wrote"):
-        pipeline.main(["--train", "--output-dir", "out", "--speaker-name", "anna"])
-    assert (out / "voice-anna" / "mine.txt").exists()
-    (out / "voice-anna" / "consent.json").touch()
-    pipeline.main(["--train", "--output-dir", "out", "--speaker-name", "anna"])
-    assert not (out / "voice-anna").exists()
-    assert "written anew" in capsys.readouterr().out
 
 
 def test_a_step_has_room_for_the_longest(stages: ModuleType, out: Path) -> None:

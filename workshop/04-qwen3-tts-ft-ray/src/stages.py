@@ -94,14 +94,17 @@ def train(args: argparse.Namespace) -> Iterator[Command]:
 
 
 def infer(args: argparse.Namespace) -> Iterator[Command]:
-    """Base and trained voice say the same texts, which are then scored, and shown in one page."""
-    evaluation = args.output_dir / "evaluation"
-    speaker = speaker_to_compare(args)
-    yield script("infer.py", "--base-model", args.model_path, "--voice", voice_folder(args), "--speaker", speaker,
-                 "--texts", args.texts or write_held_out(args, speaker), "--language", args.language,
-                 "--ref-audio", reference_of(args, speaker), "--output-dir", evaluation, *shared(args))  # fmt: skip
-    asr = ["--asr-model", args.asr_model] if args.asr_model else ["--skip", "wer"]
-    yield script("evaluate.py", "--evaluation-dir", evaluation, *asr, *given(args, "other_speakers"))
+    """Base and trained voice say the same texts, which are then scored, and shown in one page a speaker."""
+    speakers = speakers_to_compare(args)
+    for speaker in speakers:
+        evaluation = args.output_dir / "evaluation" / (speaker if len(speakers) > 1 else "")
+        reference, its_text = reference_of(args, speaker)
+        yield script("infer.py", "--base-model", args.model_path, "--voice", voice_folder(args), "--speaker", speaker,
+                     *given(args, "texts"), "--language", args.language, "--ref-audio", reference,
+                     *optional("--ref-text", its_text), "--output-dir", evaluation, *shared(args))  # fmt: skip
+        asr = ["--asr-model", args.asr_model] if args.asr_model else ["--skip", "wer"]
+        yield script("evaluate.py", "--evaluation-dir", evaluation, "--device", args.device, *asr,
+                     *given(args, "other_speakers"))  # fmt: skip
 
 
 STAGES: dict[str, Callable[[argparse.Namespace], Iterator[Command]]] = {
@@ -194,40 +197,21 @@ def batch_frames(codes: Path, batch_size: int | None) -> int | None:
     return max(max(lengths), round(batch_size * sum(lengths) / len(lengths)))
 
 
-def speaker_to_compare(args: argparse.Namespace) -> str:
+def speakers_to_compare(args: argparse.Namespace) -> list[str]:
     if args.speaker_name:
-        return str(args.speaker_name).lower()
-    speakers = sorted({row["speaker"] for row in read_jsonl(args.output_dir / "codes.jsonl", "run --prepare first")})
-    if len(speakers) > 1:
-        raise StageFailed(f"there are {', '.join(speakers)}: choose whose voice is compared with --speaker-name")
-    return str(speakers[0])
+        return [str(args.speaker_name).lower()]
+    return sorted({row["speaker"] for row in read_jsonl(args.output_dir / "codes.jsonl", "run --prepare first")})
 
 
-def reference_of(args: argparse.Namespace, speaker: str) -> Path:
-    """The recording that the base model clones from."""
+def reference_of(args: argparse.Namespace, speaker: str) -> tuple[Path, str | None]:
+    """The recording that the base model clones from, and what is said in it: with both it clones best."""
     codes = args.output_dir / "codes.jsonl"
-    for row in read_jsonl(codes, "run --prepare first"):
-        if row["speaker"] == speaker:
-            return Path(args.output_dir) / row["ref_audio"]
-    raise StageFailed(f"{codes} has no rows of {speaker}")
-
-
-def write_held_out(args: argparse.Namespace, speaker: str) -> Path:
-    """What the run held out of training, with the real recordings to compare with."""
-    about = args.output_dir / "runs" / run_name(args) / "artifacts" / "voice.json"
-    if not about.is_file():
-        raise StageFailed(f"{about} is not there: run --train first, or give --texts")
-    own = {
-        str((args.output_dir / row["audio"]).resolve())
-        for row in read_jsonl(args.output_dir / "codes.jsonl", "run --prepare first")
-        if row["speaker"] == speaker
-    }
-    rows = [row for row in json.loads(about.read_text())["held_out"] if str(Path(row["audio"]).resolve()) in own]
-    if not rows:
-        raise StageFailed(f"training held out no text of {speaker}: give some with --texts FILE, a text a line")
-    path = Path(args.output_dir) / "held_out.jsonl"
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
+    own = [row for row in read_jsonl(codes, "run --prepare first") if row["speaker"] == speaker]
+    if not own:
+        raise StageFailed(f"{codes} has no rows of {speaker}")
+    audio = own[0]["ref_audio"]
+    text = next((row["text"] for row in own if row["audio"] == audio), None)
+    return Path(args.output_dir) / audio, text
 
 
 def read_jsonl(path: Path, otherwise: str) -> list[dict[str, Any]]:
