@@ -201,7 +201,14 @@ def test_its_end_is_theirs(data: str, tmp_path: Path, by: signal.Signals) -> Non
     output = tmp_path / "out"
     words = launch_words(free_port(), "--local", "--", "--epochs", 1000, "--limit", 256, "--output", output)
     environment = os.environ | {"KEEPSTEP_DATA": data}
-    launcher = subprocess.Popen(words, cwd=WORKSHOP / LESSON, env=environment, stdout=subprocess.DEVNULL)
+    launcher = subprocess.Popen(
+        words,
+        cwd=WORKSHOP / LESSON,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        # Tests that a shell runs in the background hand down that it is ignored, and a script cannot undo that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         until(lambda: (output / "metrics.jsonl").exists(), "training began")
         launcher.send_signal(by)
