@@ -269,6 +269,26 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "base"
 
 
+def test_the_codec_also_hears_recordings_whose_text_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path / "corpus")
+    write_wav(tmp_path / "a.wav", np.sin(np.arange(24_000) / 9).astype(np.float32), 24_000)
+    rows = tmp_path / "segments.jsonl"
+    write_rows(rows, [{"audio": str(tmp_path / "a.wav"), "text": "Ab."}])
+    heard: list[tuple[tuple[int, ...], list[str]]] = []
+
+    def train_codec(spoken: Any, *_: Any) -> mel_codec.MelCodecModel:
+        heard.extend((tuple(mel.shape), said) for mel, said in spoken)
+        return mel_codec.MelCodecModel(MelCodecConfig(16, 2, 16))
+
+    monkeypatch.setattr(pretrain, "train_codec", train_codec)
+    monkeypatch.setattr(pretrain, "sounds_of", lambda texts: [list(text) for text in texts])
+    words = ["codec", "--corpus", str(tmp_path / "corpus"), "--output", str(tmp_path / "base"), "--codec-share", "0"]
+    pretrain.main([*words, "--spoken", str(rows)])
+    assert heard == [((80, 22_050 // 256), ["A", "b", "."])]
+    with pytest.raises(SystemExit, match=r"pretrain\.py: .*absent\.jsonl is not there"):
+        pretrain.main([*words, "--spoken", str(tmp_path / "absent.jsonl")])
+
+
 @pytest.fixture
 def heard(base: Path) -> tuple[guided.BaseModel, guided.GuidedUtterances, Batch]:
     """A model not yet trained, the corpus, and a batch of it."""

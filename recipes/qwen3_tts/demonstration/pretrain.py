@@ -44,7 +44,7 @@ from mel_codec import (  # noqa: E402
     train_codec,
 )
 from qwen import import_qwen_tts  # noqa: E402
-from rows import Row  # noqa: E402
+from rows import Row, read_rows  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from sources import SUFFIXES  # noqa: E402
 from tiny import build_text_tokenizer, save_model, speaker_encoder_settings, special_ids, talker_settings  # noqa: E402
@@ -96,6 +96,8 @@ def make_codec(args: argparse.Namespace) -> None:
     others = [mel_spectrogram(wav) for wav in wavs] * args.recordings_times
     chosen = [(row["text"], to_mel(wav)) for row, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
     try:
+        for row in (row for path in args.spoken for row in read_rows(path, needed=("audio", "text"))):
+            chosen.append((row["text"], mel_spectrogram(torch.from_numpy(load_audio(row["audio"], SAMPLE_RATE_HZ)))))
         said = sounds_of([text for text, _ in chosen])
     except ValueError as error:
         sys.exit(f"pretrain.py: {error}")
@@ -298,6 +300,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--codebooks", type=int, default=8)
     add("--codec-width", type=int, default=512)
     add("--recordings", type=Path, help="a folder with recordings of real people, for the codec")
+    add("--spoken", type=Path, nargs="+", default=[], help="rows of audio and text, as segments.jsonl, for the codec")
     add("--recordings-times", type=int, default=4, help="how often they count: there are few of them")
     add("--steps", type=int, default=5_000)
     add("--batch-frames", type=int, default=28_000)
