@@ -53,7 +53,7 @@ from train import groups, rising_then_cosine, validate  # noqa: E402
 REFERENCE_S, REFERENCES = 2.0, 16
 ENCODED_AT_ONCE = 16
 CODES, VOICES, ABOUT, WEIGHTS = "codes.npz", "references.pt", "corpus.json.gz", "base.safetensors"
-GENERATION = {"max_new_tokens": 400, "repetition_penalty": 1.0, "temperature": 0.6, "subtalker_dosample": False}
+GENERATION = {"max_new_tokens": 400, "repetition_penalty": 1.0, "temperature": 0.3, "subtalker_dosample": False}
 """A small model is unsure of fine detail, and drawing it at random makes noise of it; codes are few, so they recur."""
 
 
