@@ -92,12 +92,13 @@ def make_codec(args: argparse.Namespace) -> None:
     )
     if args.recordings and not recordings:
         sys.exit(f"pretrain.py: {args.recordings} holds no recordings ({', '.join(SUFFIXES)})")
-    wavs = (torch.from_numpy(load_audio(path, SAMPLE_RATE_HZ)) for path in recordings)
-    others = [mel_spectrogram(wav) for wav in wavs] * args.recordings_times
-    chosen = [(row["text"], to_mel(wav)) for row, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
+    try:  # what is given wrong is named before the corpus is read, which takes minutes
+        chosen = [(row["text"], mel_of(row["audio"])) for path in args.spoken for row in read_rows(path)]
+    except ValueError as error:
+        sys.exit(f"pretrain.py: {error}")
+    others = [mel_of(path) for path in recordings] * args.recordings_times
+    chosen += [(row["text"], to_mel(wav)) for row, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
     try:
-        for row in (row for path in args.spoken for row in read_rows(path, needed=("audio", "text"))):
-            chosen.append((row["text"], mel_spectrogram(torch.from_numpy(load_audio(row["audio"], SAMPLE_RATE_HZ)))))
         said = sounds_of([text for text, _ in chosen])
     except ValueError as error:
         sys.exit(f"pretrain.py: {error}")
@@ -154,6 +155,10 @@ def references_of(folders: Sequence[Path], speakers: Iterable[str]) -> dict[str,
             if all(len(pieces) == REFERENCES for pieces in found.values()):
                 break
     return {speaker: torch.stack(pieces) for speaker, pieces in found.items() if pieces}
+
+
+def mel_of(path: str | Path) -> Tensor:
+    return mel_spectrogram(torch.from_numpy(load_audio(path, SAMPLE_RATE_HZ)))
 
 
 def to_mel(wav: np.ndarray) -> Tensor:
