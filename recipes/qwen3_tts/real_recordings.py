@@ -16,8 +16,7 @@ from scores import (
     Unscorable,
     characters_per_second,
 )
-
-AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")
+from sources import SUFFIXES
 
 Failed = dict[str, dict[str, str]]
 """Recordings that could not be compared with, by their path: whose they are and why."""
@@ -27,9 +26,9 @@ def read_recordings(path: Path, speaker: str | None = None) -> list[Row]:
     """Rows of a JSONL file, or the audio files of a folder, of which a file's own folder names the speaker."""
     if not path.is_dir():
         return read_rows(path, needed=("audio",))
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES)
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
-        raise ValueError(f"{path} holds no audio files ({', '.join(AUDIO_SUFFIXES)})")
+        raise ValueError(f"{path} holds no recordings ({', '.join(SUFFIXES)})")
     return [{"audio": str(file.resolve()), "speaker": (speaker or file.parent.name).lower()} for file in files]
 
 

@@ -114,6 +114,16 @@ def test_first_codes_say_which_sound_it_is_whoever_says_it() -> None:
     assert not any(often[one] & often[other] for one, other in ("ab", "ac", "bc"))
 
 
+def test_each_of_a_batch_gets_a_mouth_of_its_own_size() -> None:
+    rising = torch.arange(80.0)[:, None].expand(80, 3)
+    made = listener.warped(torch.stack([rising] * 8), torch.Generator().manual_seed(0))
+    sizes = made[:, 40, 0] / 40
+    assert len(set(sizes.tolist())) == 8
+    assert (sizes - 1).abs().max() < listener.WARP and sizes.min() < 1 < sizes.max()
+    expected = (sizes[:, None] * torch.arange(80)).clamp(max=79)[..., None].expand(8, 80, 3)
+    torch.testing.assert_close(made, expected)
+
+
 def test_first_codes_are_given_and_the_others_say_what_is_left() -> None:
     torch.manual_seed(0)
     made = quantizer.ResidualQuantizer(2, 4, 3)
@@ -267,6 +277,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pretrain.main(["codec", *given, *steps, *small])
     pretrain.main(["codes", *given, "--vocab-size", "300"])
     return folder / "base"
+
+
+def test_the_corpus_does_not_go_with_the_model(base: Path) -> None:
+    assert {path.name for path in base.with_name("base-corpus").iterdir()} == {
+        pretrain.CODES,
+        pretrain.VOICES,
+        pretrain.ABOUT,
+    }
+    assert not {pretrain.CODES, pretrain.VOICES, pretrain.ABOUT} & {path.name for path in base.iterdir()}
 
 
 def test_the_codec_also_hears_recordings_whose_text_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

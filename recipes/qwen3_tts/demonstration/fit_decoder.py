@@ -33,7 +33,7 @@ from mel_codec import (  # noqa: E402
     save_codec,
 )
 from model import VoiceModel  # noqa: E402
-from qwen import load_voice_model, wants_whole_text  # noqa: E402
+from qwen import chosen_device, load_voice_model, wants_whole_text  # noqa: E402
 from rows import Row  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
@@ -52,6 +52,7 @@ def chosen_codes(voice: Any, rows: Sequence[Row]) -> list[Tensor]:
     utterances = Utterances(list(rows), voice.processor.tokenizer, Vocabulary.of(config), speakers, "auto", streaming)
     chosen: list[Tensor] = []
     for batch in DataLoader(utterances, 32, collate_fn=collate):
+        batch = {name: value.to(voice.device) for name, value in batch.items()}
         hidden = model.hidden_states(batch)
         learnt = model.frames_learnt(batch)
         before = hidden[:, :-1][learnt[:, 1:]]
@@ -66,7 +67,7 @@ def frames_of(codec: MelCodecModel, rows: Sequence[Row], codes: Sequence[Tensor]
     """(what the decoder gets, what it should make of it) of every frame, one recording after the other."""
     latents, patches = [], []
     for row, own in zip(rows, codes, strict=True):
-        mel = mel_spectrogram(torch.from_numpy(load_audio(row["audio"], SAMPLE_RATE_HZ)))
+        mel = mel_spectrogram(torch.from_numpy(load_audio(row["audio"], SAMPLE_RATE_HZ)).to(own.device))
         missing = len(own) * MELS_PER_FRAME - mel.shape[1]
         patches.append(codec.patches(F.pad(mel, (0, missing), value=FLOOR)[None])[0])
         latents.append(codec.quantizer.decode(own))
@@ -79,7 +80,7 @@ def fit_decoder(codec: MelCodecModel, latents: Tensor, patches: Tensor, num_step
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-4, num_steps)
     for _ in range(num_steps):
         starts = torch.randint(len(latents) - WINDOW, (16, 1), generator=generator)
-        window = starts + torch.arange(WINDOW)
+        window = (starts + torch.arange(WINDOW)).to(latents.device)
         mel_error(codec.decoded(latents[window]) - patches[window]).backward()
         optimizer.step()
         schedule.step()
@@ -95,10 +96,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--voice", type=Path, required=True, help="an exported voice; its speech_tokenizer/ is changed")
     parser.add_argument("--codes", type=Path, required=True, help="codes.jsonl of prepare.py, as for train.py")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=3000)
     args = parser.parse_args(argv)
     try:
-        voice = load_voice_model(str(args.voice))
+        voice = load_voice_model(str(args.voice), chosen_device("auto"), torch.float32)
         talker = voice.model.config.talker_config
         limits = Limits(talker.num_code_groups, talker.code_predictor_config.vocab_size)
         rows = load_utterances(args.codes, limits, list(talker.spk_id))

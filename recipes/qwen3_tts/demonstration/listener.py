@@ -98,14 +98,15 @@ def train_listener(
     listener: Listener,
     mels: Sequence[Tensor],
     said: Sequence[Sequence[int]],
-    patches: Callable[[list[Tensor]], tuple[Tensor, Tensor]],
+    side_by_side: Callable[[list[Tensor]], tuple[Tensor, Tensor]],
+    patches: Callable[[Tensor], Tensor],
     num_steps: int,
     batch_frames: int,
     seed: int = 0,
 ) -> None:
     """From whole utterances [80, mels] and the numbers of their sounds, 1 and up; quantized in the second half.
 
-    `patches` makes of some spectrograms (their frames side by side, how many frames each has).
+    `side_by_side` makes of some spectrograms (one batch, how many frames each has), `patches` of a batch its frames.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(listener.parameters()).device
@@ -116,9 +117,9 @@ def train_listener(
         last = int(torch.randint(len(mels), (), generator=generator))
         longest = -(-mels[by_length[last]].shape[1] // MELS_PER_FRAME)
         chosen = by_length[max(0, last + 1 - max(1, batch_frames // longest)) : last + 1].tolist()
-        batch, lengths = patches([warped(mels[i], generator) for i in chosen])
+        batch, lengths = side_by_side([cut_off(mels[i], generator) for i in chosen])
         with torch.autocast(device.type, torch.bfloat16):
-            heard = listener.encoder(batch.to(device)).float()
+            heard = listener.encoder(patches(warped(batch, generator))).float()
         if step == num_steps // 2:
             listener.quantizer.start(heard.flatten(0, 1))
         if step >= num_steps // 2:
@@ -131,7 +132,7 @@ def train_listener(
             likelihoods = listener.likelihoods(heard)
         loss = F.ctc_loss(
             likelihoods.transpose(0, 1),
-            torch.tensor([sound for i in chosen for sound in said[i]]),
+            torch.tensor([sound for i in chosen for sound in said[i]], device=device),
             PARTS * lengths,
             torch.tensor([len(said[i]) for i in chosen]),
             reduction="sum",
@@ -145,13 +146,17 @@ def train_listener(
             print(f"listener step {step}: {loss.item():.3f} nats a frame", flush=True)
 
 
-def warped(mel: Tensor, generator: torch.Generator) -> Tensor:
-    """As if said by a smaller or larger mouth, and cut off somewhere else."""
-    factor = 1 + WARP * (2 * float(torch.rand((), generator=generator)) - 1)
-    bands = mel.shape[0]
-    places = (torch.arange(bands, device=mel.device) * factor).clamp(max=bands - 1)
+def cut_off(mel: Tensor, generator: torch.Generator) -> Tensor:
+    """Its frames begin somewhere else."""
+    return mel[:, int(torch.randint(MELS_PER_FRAME, (), generator=generator)) :]
+
+
+def warped(mels: Tensor, generator: torch.Generator) -> Tensor:
+    """[batch, bands, mels], each as if said by a smaller or larger mouth."""
+    size, bands, length = mels.shape
+    factors = 1 + WARP * (2 * torch.rand(size, 1, generator=generator) - 1)
+    places = (torch.arange(bands) * factors).clamp(max=bands - 1)
     low = places.long().clamp(max=bands - 2)
-    share = (places - low)[:, None]
-    begin = int(torch.randint(MELS_PER_FRAME, (), generator=generator))
-    mel = mel[:, begin:]
-    return mel[low] * (1 - share) + mel[low + 1] * share
+    share = (places - low)[..., None].to(mels.device)
+    low = low.to(mels.device)[..., None].expand(-1, -1, length)
+    return mels.gather(1, low) * (1 - share) + mels.gather(1, low + 1) * share

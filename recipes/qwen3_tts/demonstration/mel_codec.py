@@ -32,9 +32,9 @@ FLOOR = -7.0
 
 
 @cache
-def _filters() -> Tensor:
+def _filters(device: torch.device) -> Tensor:
     made = mel_filter_bank(N_FFT // 2 + 1, NUM_MELS, 0.0, 8000.0, SAMPLE_RATE_HZ, norm="slaney", mel_scale="slaney")
-    return torch.from_numpy(made.T).float()
+    return torch.from_numpy(made.T).float().to(device)
 
 
 def mel_spectrogram(wav: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def mel_spectrogram(wav: Tensor) -> Tensor:
     pad = (N_FFT - HOP) // 2
     padded = F.pad(wav[..., None, :], (pad, pad), mode="reflect")[..., 0, :]
     spectrum = torch.stft(padded, N_FFT, HOP, window=window, center=False, return_complex=True).abs()
-    return (_filters().to(wav.device) @ spectrum).clamp(min=1e-5).log()
+    return (_filters(wav.device) @ spectrum).clamp(min=1e-5).log()
 
 
 class MelCodecConfig(PretrainedConfig):
@@ -113,19 +113,20 @@ class MelCodecModel(PreTrainedModel):
 
     def encode_mels(self, mels: list[Tensor]) -> list[Tensor]:
         """[80, mels] each to [frames, quantizers] each; silence follows each, so that a batch changes nothing."""
-        patches, counts = self.side_by_side(mels)
+        batch, counts = self.side_by_side(mels)
+        patches = self.patches(batch)
         latents = self.latents(patches)
         said = self.listener.codes(patches).flatten()
         codes = self.quantizer.encode(latents.flatten(0, 1), said).view(*latents.shape[:2], -1)
         return [row[:count] for row, count in zip(codes, counts.tolist(), strict=True)]
 
     def side_by_side(self, mels: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """[80, mels] each to ([batch, frames, 80 * 7], how many frames each has)."""
+        """[80, mels] each to ([batch, 80, mels], how many frames each has)."""
         counts = [-(-mel.shape[1] // MELS_PER_FRAME) for mel in mels]
         batch = mels[0].new_full((len(mels), NUM_MELS, (max(counts) + MARGIN) * MELS_PER_FRAME), float(np.log(1e-5)))
         for row, mel in zip(batch, mels, strict=True):
             row[:, : mel.shape[1]] = mel
-        return self.patches(batch), torch.tensor(counts)
+        return batch, torch.tensor(counts)
 
     def decode_mel(self, codes: Tensor) -> Tensor:
         """[frames, quantizers] to [80, mels]."""
@@ -222,6 +223,7 @@ def train_codec(
         [mel.to(device) for mel, _ in spoken],
         [[numbered[sound] for sound in said] for _, said in spoken],
         codec.side_by_side,
+        codec.patches,
         listener_steps,
         batch_size * WINDOW,
         seed,

@@ -43,7 +43,7 @@ from mel_codec import (  # noqa: E402
     save_codec,
     train_codec,
 )
-from qwen import import_qwen_tts  # noqa: E402
+from qwen import chosen_device, import_qwen_tts  # noqa: E402
 from rows import Row, read_rows  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from sources import SUFFIXES  # noqa: E402
@@ -83,7 +83,7 @@ def read_utterances(path: Path) -> Iterator[tuple[Row, np.ndarray]]:
 
 def make_codec(args: argparse.Namespace) -> None:
     """Trains the codec on some of the corpus, and on recordings of real people if there are any."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device("auto")
     drawn = random.Random(0)
     recordings = (
         [path for path in sorted(args.recordings.rglob("*")) if path.suffix.lower() in SUFFIXES]
@@ -93,11 +93,12 @@ def make_codec(args: argparse.Namespace) -> None:
     if args.recordings and not recordings:
         sys.exit(f"pretrain.py: {args.recordings} holds no recordings ({', '.join(SUFFIXES)})")
     try:  # what is given wrong is named before the corpus is read, which takes minutes
-        chosen = [(row["text"], mel_of(row["audio"])) for path in args.spoken for row in read_rows(path)]
+        chosen = [(row["text"], mel_of(row["audio"], device)) for path in args.spoken for row in read_rows(path)]
     except ValueError as error:
         sys.exit(f"pretrain.py: {error}")
-    others = [mel_of(path) for path in recordings] * args.recordings_times
-    chosen += [(row["text"], to_mel(wav)) for row, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share]
+    others = [mel_of(path, device) for path in recordings] * args.recordings_times
+    corpus = ((row, wav) for row, wav in read_corpus(args.corpus) if drawn.random() < args.codec_share)
+    chosen += [(row["text"], to_mel(wav, device)) for row, wav in corpus]
     try:
         said = sounds_of([text for text, _ in chosen])
     except ValueError as error:
@@ -112,36 +113,51 @@ def encode_corpus(args: argparse.Namespace) -> None:
     """The corpus in the codec's codes, and for each speaker pieces to hear the voice from."""
     rows: list[Row] = []
     codes: list[np.ndarray] = []
-    paths = corpus_files(args.corpus)
-    cores = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for own_rows, own_codes in pool.map(encode_file, paths, [args.output] * len(paths), chunksize=4):
-            rows += own_rows
-            codes += own_codes
-    np.savez_compressed(args.output / CODES, codes=np.concatenate(codes), lengths=np.array([len(one) for one in codes]))
+    for own_rows, own_codes in encoded_files(corpus_files(args.corpus), args.output, chosen_device("auto")):
+        rows += own_rows
+        codes += own_codes
+    beside = corpus_codes(args.output)
+    beside.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(beside / CODES, codes=np.concatenate(codes), lengths=np.array([len(one) for one in codes]))
     references = references_of(args.corpus, {row["speaker"] for row in rows})
-    torch.save(references, args.output / VOICES)
-    with gzip.open(args.output / ABOUT, "wt") as file:
+    torch.save(references, beside / VOICES)
+    with gzip.open(beside / ABOUT, "wt") as file:
         json.dump(rows, file)
     tokenizer = build_text_tokenizer(" ".join(row["text"] for row in rows), args.vocab_size)
     tokenizer.save_pretrained(args.output)
     print(f"{len(rows):,} utterances, {sum(map(len, codes)):,} frames, {len(references)} speakers")
 
 
+def corpus_codes(base: Path) -> Path:
+    """Beside the model, not in it: what is in its folder goes with every voice that comes from it."""
+    return base.with_name(f"{base.name}-corpus")
+
+
+def encoded_files(paths: list[Path], base: Path, device: str) -> Iterator[tuple[list[Row], list[np.ndarray]]]:
+    """On a GPU one file after the other, else a core each."""
+    each = (paths, [base] * len(paths), [device] * len(paths))
+    if device != "cpu":
+        yield from map(encode_file, *each)
+        return
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(encode_file, *each, chunksize=4)
+
+
 @cache
-def load_base_codec(folder: Path) -> MelCodecModel:
-    return MelCodecModel.from_pretrained(folder / "speech_tokenizer").eval()
+def load_base_codec(folder: Path, device: str) -> MelCodecModel:
+    return MelCodecModel.from_pretrained(folder / "speech_tokenizer").to(device).eval()
 
 
 @torch.no_grad()
-def encode_file(path: Path, base: Path) -> tuple[list[Row], list[np.ndarray]]:
+def encode_file(path: Path, base: Path, device: str) -> tuple[list[Row], list[np.ndarray]]:
     """(rows, codes) of one file of the corpus."""
     said = [(row, wav) for row, wav in read_utterances(path) if SAMPLE_RATE_HZ <= len(wav) < 14 * SAMPLE_RATE_HZ]
     codes: list[Tensor] = []
     for at in range(0, len(said), ENCODED_AT_ONCE):
-        mels = [to_mel(wav) for _, wav in said[at : at + ENCODED_AT_ONCE]]
-        codes += load_base_codec(base).encode_mels(mels)
-    return [row for row, _ in said], [one.numpy().astype(np.int16) for one in codes]
+        mels = [to_mel(wav, device) for _, wav in said[at : at + ENCODED_AT_ONCE]]
+        codes += load_base_codec(base, device).encode_mels(mels)
+    return [row for row, _ in said], [one.cpu().numpy().astype(np.int16) for one in codes]
 
 
 def references_of(folders: Sequence[Path], speakers: Iterable[str]) -> dict[str, Tensor]:
@@ -157,12 +173,12 @@ def references_of(folders: Sequence[Path], speakers: Iterable[str]) -> dict[str,
     return {speaker: torch.stack(pieces) for speaker, pieces in found.items() if pieces}
 
 
-def mel_of(path: str | Path) -> Tensor:
-    return mel_spectrogram(torch.from_numpy(load_audio(path, SAMPLE_RATE_HZ)))
+def mel_of(path: str | Path, device: str) -> Tensor:
+    return mel_spectrogram(torch.from_numpy(load_audio(path, SAMPLE_RATE_HZ)).to(device))
 
 
-def to_mel(wav: np.ndarray) -> Tensor:
-    return mel_spectrogram(torch.from_numpy(wav.astype(np.float32) / 32768))
+def to_mel(wav: np.ndarray, device: str) -> Tensor:
+    return mel_spectrogram(torch.from_numpy(wav).to(device) / 32768)
 
 
 def speaker_mel(wav: np.ndarray) -> Tensor:
@@ -214,7 +230,8 @@ def build(args: argparse.Namespace) -> tuple[Any, Any]:
     return Qwen3TTSForConditionalGeneration(config), tokenizer
 
 
-def load_rows(folder: Path) -> tuple[list[Row], dict[str, Tensor]]:
+def load_rows(base: Path) -> tuple[list[Row], dict[str, Tensor]]:
+    folder = corpus_codes(base)
     with gzip.open(folder / ABOUT, "rt") as file:
         rows = json.load(file)
     saved = np.load(folder / CODES)
