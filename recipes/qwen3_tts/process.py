@@ -267,7 +267,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(str(error))
     _tell(assembled, counts, args)
     if not assembled.kept:
-        sys.exit(f"nothing can be used: {args.output_dir / 'rejected.jsonl'} says why, line by line")
+        first = assembled.rejected[0]
+        sys.exit(
+            f"nothing can be used, as {Path(first['source']).name}: {first['reason']}, {first['detail']}\n"
+            f"{args.output_dir / 'rejected.jsonl'} has a line for each"
+        )
 
 
 if __name__ == "__main__":

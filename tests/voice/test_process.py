@@ -505,7 +505,9 @@ def test_nothing_usable_ends_with_an_error_and_reasons(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write_wav(tmp_path / "in" / "a.wav", np.zeros(SAMPLE_RATE_HZ, np.float32))
     (tmp_path / "texts.csv").write_text("id,text\na,Hello\n")
-    with pytest.raises(SystemExit, match=r"nothing can be used: .*rejected\.jsonl"):
+    with pytest.raises(
+        SystemExit, match=r"nothing can be used, as a\.wav: silent, 1\.0 s.*\n.*rejected\.jsonl has a line"
+    ):
         run(tmp_path)
     assert reasons(read(tmp_path / "out" / "rejected.jsonl")) == {"a.wav": "silent"}
     assert (tmp_path / "out" / "report.html").is_file()
