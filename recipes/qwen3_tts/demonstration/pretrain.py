@@ -130,7 +130,8 @@ def encode_corpus(args: argparse.Namespace) -> None:
 
 def corpus_codes(base: Path) -> Path:
     """Beside the model, not in it: what is in its folder goes with every voice that comes from it."""
-    return base.with_name(f"{base.name}-corpus")
+    whole = base.resolve()  # of `.`, too
+    return whole.with_name(f"{whole.name}-corpus")
 
 
 def encoded_files(paths: list[Path], base: Path, device: str) -> Iterator[tuple[list[Row], list[np.ndarray]]]:
