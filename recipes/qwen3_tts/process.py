@@ -267,11 +267,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(str(error))
     _tell(assembled, counts, args)
     if not assembled.kept:
-        first = assembled.rejected[0]
-        sys.exit(
-            f"nothing can be used, as {Path(first['source']).name}: {first['reason']}, {first['detail']}\n"
-            f"{args.output_dir / 'rejected.jsonl'} has a line for each"
-        )
+        # Whole recordings were named as they came; of segments one says what is wrong with all, or nearly.
+        for row in [row for row in assembled.rejected if row["end_s"] is not None][:1]:
+            print(f"{Path(row['source']).name}: {row['reason']}, {row['detail']}")
+        sys.exit(f"nothing can be used: {args.output_dir / 'rejected.jsonl'} says why, line by line")
 
 
 if __name__ == "__main__":
