@@ -279,7 +279,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "base"
 
 
-def test_the_corpus_does_not_go_with_the_model(base: Path) -> None:
+def test_the_corpus_does_not_go_with_the_model(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(base)
+    assert pretrain.corpus_codes(Path()) == pretrain.corpus_codes(base)
     assert {path.name for path in base.with_name("base-corpus").iterdir()} == {
         pretrain.CODES,
         pretrain.VOICES,
